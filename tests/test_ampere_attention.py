@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from itertools import islice
@@ -130,7 +131,7 @@ def test_it_assembles(arch: str) -> None:
 @pytest.mark.parametrize(
     ("others", "law"),
     [
-        ({"meets": 1, "stages_k": 1, "stages_v": 2}, "ahead"),
+        ({"syncs": 1, "stages_k": 1, "stages_v": 2}, "ahead"),
         ({"together": "group", "raster": 1}, "unused"),
         ({"warp_rows": 32, "tile_n": 128, "depth": 128}, "registers"),
         ({"tile_n": 128, "stages_k": 4, "stages_v": 4, "depth": 128}, "smem_per_cta"),
@@ -202,8 +203,9 @@ def guarded(program: Program, bound: int) -> Program:
     """The program whose mask is asked in other turns."""
 
     def of(s: Statement) -> Statement:
-        masks = isinstance(s, When) and any(isinstance(b, Do) and b.where for b in s.body)
-        return replace(s, bound=bound) if masks else s
+        if isinstance(s, When) and any(isinstance(b, Do) and b.where for b in s.body):
+            return replace(s, bound=bound)
+        return s
 
     return rewritten(program, of)
 
@@ -241,7 +243,7 @@ def _copies(program: Program, ring: str) -> list[Do]:
     return found
 
 
-MASKED = {
+MASKED: dict[str, tuple[Callable[[Program], Program], str]] = {
     "one key more": (lambda p: hidden(p, lambda w: replace(w, bound=w.bound + -1)), "wrong"),
     "one key less": (lambda p: hidden(p, lambda w: replace(w, bound=w.bound + 1)), "wrong"),
     "other threads": (

@@ -6,7 +6,7 @@ warp multiplies its queries with a block of keys, keeps each row's maximum and s
 lanes, and multiplies the rounded weights with the values: sums of mma.sync lie in registers as its
 first factor does.
 
-With ``meets`` 2 threads meet before each product: the values of a block land while its scores are
+With ``syncs`` 2 threads meet before each product: the values of a block land while its scores are
 made, and the keys of a later one under its softmax.  With 1 they meet once a block.  The first
 blocks alone are masked: those that the diagonal or the end of the keys may cut.
 
@@ -49,7 +49,7 @@ class AmpereAttention(FlashAttention):
     )  # fmt: skip
     rows_by, keys_by = _ROWS, _KEYS
     copied = "cp.async's vectors"
-    spread = ("warps", "warp_rows", "tile_n", "meets")
+    spread = ("warps", "warp_rows", "tile_n", "syncs")
 
     depth = Choice(128, 64, meaning="head dimension that the kernel is for")
     warps = Choice(4, 8, 2, meaning="warps of a CTA")
@@ -57,7 +57,7 @@ class AmpereAttention(FlashAttention):
     tile_n = Choice(32, 48, 64, 80, 96, 112, 128, meaning="keys in a block")
     stages_k = Choice(1, 2, 3, 4, meaning="blocks of keys in shared memory")
     stages_v = Choice(1, 2, 3, 4, meaning="blocks of values in shared memory")
-    meets = Choice(2, 1, structural=True, meaning="how often threads meet in a block of keys")
+    syncs = Choice(2, 1, structural=True, meaning="how often threads meet in a block of keys")
     queries = Choice("shared", "registers", structural=True, meaning="where a warp has its queries")
     edges = Choice("guard", "exact", structural=True, meaning="what keeps threads inside")
     order = Choice("straight", "longest", structural=True, meaning="queries that come first")
@@ -71,9 +71,9 @@ class AmpereAttention(FlashAttention):
         return (
             Requirement(
                 "ahead",
-                (d.meets == 2) | ((d.stages_k > 1) & (d.stages_v > 1)),
+                (d.syncs == 2) | ((d.stages_k > 1) & (d.stages_v > 1)),
                 "what is loaded while a block is multiplied has a stage of its own",
-                "raise stages_k and stages_v, or choose meets 2",
+                "raise stages_k and stages_v, or choose syncs 2",
             ),
             Requirement(
                 "unused",
@@ -115,7 +115,7 @@ class AmpereAttention(FlashAttention):
         self, k: Kernel, ring_q: CopiedTiles, ring_k: CopiedTiles, ring_v: CopiedTiles
     ) -> None:
         """Go through the blocks of keys of each tile of queries."""
-        dtype, once, held = k.output.dtype, self.meets == 1, self.queries == "registers"
+        dtype, once, held = k.output.dtype, self.syncs == 1, self.queries == "registers"
         ahead_k, ahead_v = self.stages_k - once, self.stages_v - 1
         lead = select(ahead_k > ahead_v, ahead_k, ahead_v)
         least = select(ahead_k < ahead_v, ahead_k, ahead_v)
@@ -137,7 +137,7 @@ class AmpereAttention(FlashAttention):
                     if ring is ring_k or not once:
                         k.commit()
             if held:
-                k.wait_group("cp.async", lead * self.meets - 1)
+                k.wait_group("cp.async", lead * self.syncs - 1)
                 k.sync()
                 k.ldmatrix(first, ring_q.tile[tile][f"{_ROWS}, {_ALONG}"])
             for step in self.steps(k, tile):
@@ -199,13 +199,13 @@ class CopiedTiles:
 
 _FA2: Mapping[str, Value] = {
     "depth": 128, "warps": 4, "warp_rows": 32, "tile_n": 64, "stages_k": 1, "stages_v": 1,
-    "meets": 2, "queries": "shared", "edges": "guard", "order": "straight",
+    "syncs": 2, "queries": "shared", "edges": "guard", "order": "straight",
     "together": "kv heads", "raster": 1, "ctas_per_sm": 1,
 }  # fmt: skip
 _FEW = {**_FA2, "warp_rows": 16, "warps": 8}
 _EXACT = {**_FA2, "edges": "exact"}
 _LONGEST = {**_EXACT, "order": "longest", "raster": 16}
-_RING = {**_LONGEST, "stages_k": 2, "stages_v": 2, "meets": 1}
+_RING = {**_LONGEST, "stages_k": 2, "stages_v": 2, "syncs": 1}
 _HELD = {**_RING, "warp_rows": 16, "warps": 8, "queries": "registers"}
 _SMALL = {**_LONGEST, "tile_n": 32, "stages_k": 2, "stages_v": 2}
 
