@@ -87,7 +87,7 @@ EDGES = {
 }
 """Which rooms each room imports, apart from ``tinygpu`` itself: errors, the reader of files."""
 
-LINES = {"tinygpu": 34130, "search": 8670, "codegen": 18290}
+LINES = {"tinygpu": 34140, "search": 8670, "codegen": 18290}
 """The most lines of each top folder, today; together they are to become 36,000.
 
 They grew since: strategies, the command ``store`` and four causes of the time model; clusters,

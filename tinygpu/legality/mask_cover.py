@@ -549,6 +549,8 @@ def _load(do: Do, around: Sequence[Block]) -> _Load:
     if len(loops) != 1 or len(counts) != 1 or _factor(do.write.index, loops[0].var) != 1:
         raise _UnreadError(f"{do} stands under a guard, or in other loops")
     (loop,), (trips,) = loops, counts
+    if isinstance(loop.trips, str) and loop.trips != trips:
+        raise _UnreadError(f"{do} is counted by {trips}, and {loop} runs to another number")
     begin = do.write.index.constant
 
     def turned(form: Affine) -> Affine:
