@@ -31,7 +31,12 @@ from itertools import groupby
 from typing import Any, assert_never
 
 from tinygpu.codegen.kernel.kernel import PTX_VERSION, KernelCode, Rule, integer_values, signature
-from tinygpu.codegen.kernel.loops import instances, rotating_slots, stepped_pointers
+from tinygpu.codegen.kernel.loops import (
+    by_threads,
+    instances,
+    rotating_slots,
+    stepped_pointers,
+)
 from tinygpu.codegen.kernel.peel import Rest, Short, apart, written_out
 from tinygpu.codegen.kernel.ptx import Scalar as Number
 from tinygpu.codegen.kernel.scope import Scope, TurnRange, value_coordinates
@@ -154,7 +159,7 @@ class Emitter(KernelCode):
     def text_of(self, arch: str) -> str:
         """Return the whole module."""
         program, text, self.arch = self.program, self.text, arch
-        if program.barriers:
+        if program.takes_tiles:
             self._roles()
             directives = [f".reqntid {program.threads}, 1, 1"]
             directives.append(f".minnctapersm {program.ctas_per_sm}")
@@ -162,7 +167,9 @@ class Emitter(KernelCode):
                 directives.append(f".reqnctapercluster {self.ctas}, 1, 1")
             return self.module(arch, directives, tuple(self.maps.values()))
         if len(program.roles) > 1 or program.roles[0].copies > 1:
-            raise ProgramError(f"program {program.name}: several roles, and no barriers")
+            raise ProgramError(
+                f"program {program.name}: several roles, and no tiles that they take"
+            )
         if self.ctas > 1:
             raise ProgramError(f"program {program.name}: a cluster, and no barriers")
         self._launched()
@@ -180,7 +187,8 @@ class Emitter(KernelCode):
         """Let the threads branch to their roles."""
         program, text = self.program, self.text
         self._ranks()
-        self._initialise()
+        if program.barriers:
+            self._initialise()
         first = 0
         ends = [text.label("role_end") for _ in program.roles]
         shared, last = self._last(), text.label("last")
@@ -280,7 +288,7 @@ class Emitter(KernelCode):
         self.addresses.copy, self.addresses.local = self.copy, self.local
         if role.copy:
             self.addresses.variables[role.copy] = self.copy
-        if self.program.barriers and not self.program.persistent and self._outside_tiles(role):
+        if self.program.takes_tiles and not self.program.persistent and self._outside_tiles(role):
             self._launched()
 
     def _outside_tiles(self, role: Role) -> bool:
@@ -335,7 +343,7 @@ class Emitter(KernelCode):
                         self._hold(before, scope)
                     how = f"wait_group{'.read' * read}"
                     self.text.emit(f"{_GROUPS[group].format(how)} {pending}")
-                case Elect() | ForTile() | Wait() | Arrive() | Fence() if not self.program.barriers:
+                case Elect() | Wait() | Arrive() | Fence() if not self.program.barriers:
                     raise ProgramError(
                         f"program {self.program.name}: {statement} needs barriers and roles"
                     )
@@ -464,7 +472,7 @@ class Emitter(KernelCode):
     def loop(self, loop: For, scope: Scope) -> None:
         """Emit a running loop: positions before it, one step of each at its end."""
         text = self.text
-        if self.paired and not self.program.barriers:
+        if self.paired:
             self._fold(loop, scope)
         if loop.start < 0:
             raise ProgramError(f"{loop}: it begins below 0; unroll it, or count from 0")
@@ -524,15 +532,14 @@ class Emitter(KernelCode):
         for do, here in instances(loop.body, scope):
             if do.where is not None:
                 addresses.compared(do, here, fixed_only=True)
-        if self.program.barriers:
-            rings = self.rings.turning(loop.body, loop.var, loop.start, scope)
-            return [partial(self.rings.turn, ring) for ring in rings]
-        self._ask_whole(loop.body, scope)
+        rings = self.rings.turning(loop.body, loop.var, loop.start, scope)
+        if not self.program.takes_tiles:
+            self._ask_whole(loop.body, scope)
         by_pointer = self.program.addressing == "pointer"
         stepped = stepped_pointers(addresses, loop, scope) if by_pointer else []
         slots = rotating_slots(addresses, loop, scope)
         for do, here in instances(loop.body, scope):
-            for access in do.accesses:
+            for access in by_threads(do):
                 addresses.prepare(access, do.threads, here)
 
         def step(pointer: Number, distance: Number) -> None:
@@ -544,7 +551,11 @@ class Emitter(KernelCode):
             text.emit(f"setp.eq.s32 {again}, {offset}, {limit}")
             text.emit(f"selp.b32 {offset}, 0, {offset}, {again}")
 
-        return [*(partial(step, *one) for one in stepped), *(partial(turn, *one) for one in slots)]
+        return [
+            *(partial(self.rings.turn, ring) for ring in rings),
+            *(partial(step, *one) for one in stepped),
+            *(partial(turn, *one) for one in slots),
+        ]
 
     def _ask_whole(self, body: tuple[Statement, ...], scope: Scope) -> None:
         """Ask before a loop what of its tiles' being whole is the same in all turns."""

@@ -182,12 +182,14 @@ def model(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("model")
 def test_a_row_is_the_fastest_point_beside_the_fastest_peer() -> None:
     programs = {name: term("plain") for name in ("fast", "slow", "bad")}
-    row = row_of(SMALL, answer(fast=2e-6, slow=3e-6, cudnn=1.8e-6, tm=1.9e-6), programs)
+    times = {"fast": 2e-6, "slow": 3e-6, "cudnn": 1.8e-6, "fa2": 4e-6, "tm": 1.9e-6}
+    row = row_of(SMALL, answer(**times), programs)
     assert row["schedule"] == {"point": "fast"}
     assert row["ratio"] == pytest.approx(0.9)
     assert row["tflops"] == pytest.approx(SMALL.flops / 2e-6 * 1e-12)
     assert row["points"] == {"fast": 2e-6, "slow": 3e-6, "bad": "hangs"}
     assert (row["fa3_seconds"], row["fa3_reason"]) == (None, "it is not installed")
+    assert (row["fa2_seconds"], row["fa2_reason"]) == (4e-6, "")
     assert (row["triton"], row["triton_seconds"]) == ("t64x64_s3_w4", 1.9e-6)
     assert row["predicted_seconds"] > 0
     alone = row_of(SMALL, answer(cudnn=1.8e-6), {})
@@ -226,7 +228,7 @@ def test_results_are_written_and_a_case_that_hangs_costs_itself(
 ) -> None:
     monkeypatch.setattr(attention, "Worker", FakeWorker)
     monkeypatch.setattr(attention, "provenance", lambda command: {"command": command})
-    monkeypatch.setattr(attention, "points", lambda _: {"fast": term("plain")})
+    monkeypatch.setattr(attention, "points", lambda *_: {"fast": term("plain")})
     first, second = (one.part for one in CASES[:2])
     FakeWorker.answers, FakeWorker.asked = (
         ({"failed": "it hangs"}, answer(fast=2e-6, cudnn=1e-6)),
@@ -257,6 +259,13 @@ def test_named_points_that_are_legal_are_measured(monkeypatch: pytest.MonkeyPatc
     del starts["plain"]
     with pytest.raises(LaunchError, match="no named point is legal; broken: "):
         attention.points(problem)
+
+
+def test_points_of_two_machines_have_names_of_their_own() -> None:
+    of = attention.problem_of(Case("both", 1, 2, 2, 256, 300, 128, causal=True))
+    names = [*attention.points(of, ("attention", "ampere_attention"))]
+    assert {"fa2", "fa3", "ampere_attention fa2", "ampere_attention few keys"} <= {*names}
+    assert len({*names}) == len(names)
 
 
 def test_configurations_of_triton_are_read() -> None:

@@ -15,6 +15,7 @@ from tinygpu.devices.device import load_device
 from tinygpu.errors import OperationError
 from tinygpu.legality.laws import check_schedule
 from tinygpu.machines import MACHINES
+from tinygpu.machines.ampere_attention import STARTS as WARPS
 from tinygpu.machines.attention import STARTS
 from tinygpu.meaning.interpret import tile_of
 from tinygpu.term.operation import Problem, attention
@@ -24,6 +25,7 @@ AXES = attention().axes
 SIZES = "-b 2 --heads 4 --kv-heads 2 -m 100 -n 130 -d 64"
 PLAIN = {**STARTS["fa2"], "turns": "none"}
 ASK = "ask attention consumers==2"
+ON_A100 = {**WARPS["few keys"], "depth": 64, "raster": 1}
 
 
 def tinygpu(*words: object) -> Result:
@@ -95,6 +97,24 @@ def test_schedules_are_searched_by_heads(words: str, kind: dict[str, Any], tmp_p
     assert problem == Problem.of(attention(**kind), l=2, h=2, g=2, m=100, n=130, d=64, e=64)
 
 
+def test_a_chip_before_hopper_has_a_machine_of_its_own(tmp_path: Path) -> None:
+    """A search for it takes the machine that it can run; the file is checked, emitted and run."""
+    fixed = [word for name, value in ON_A100.items() for word in ("--fix", f"{name}={value}")]
+    where = ["--device", "a100", "--top", 1, "--out", tmp_path]
+    said("search", "attention", *SIZES.split(), "--causal", *fixed, *where)
+    path = next(tmp_path.glob("*1.json"))
+    machine, _, schedule = from_json(path.read_text(), MACHINES)
+    assert machine.name == "ampere_attention"
+    assert dict(schedule.decisions) == ON_A100
+    text = said("check", path)
+    assert "no deadlock, no race: proved for every D, N and every number of tiles" in text
+    assert "mask cover proved for every m, n" in text
+    said("emit", path, "-o", tmp_path / "warps.ptx")
+    assert ".target sm_80" in (tmp_path / "warps.ptx").read_text()
+    small = ["-b", 1, "--heads", 2, "--kv-heads", 1, "-m", 65, "-n", 70, "-d", 64]
+    assert json.loads(said("run", path, "--backend", "interpreter", *small, "--json"))["right"]
+
+
 def test_commands_that_take_its_file(legal: Path, tmp_path: Path) -> None:
     """Check proves and computes it, emit writes it."""
     text = said("check", legal)
@@ -141,7 +161,8 @@ BAD = {
     f"{ASK} {SIZES} --causal --window 1 0": "--window: --causal is another; give one of them",
     f"{ASK} {SIZES} --mask window:1:1 --window 1 0": "--window: --mask window:1:1 is another; give",
     f"{ASK} {SIZES} --causal --mask none": "--causal: --mask none is another; give one of them",
-    f"{ASK} {SIZES} --device a100": "is of sm_90, and a100 is sm_80; or choose another --device",
+    f"{ASK} {SIZES} --device a100 --machine attention": "is of sm_90, and a100 is sm_80; or choose "
+    "another --device",
     f"{ASK} {SIZES} --machine hopper": "operation attention; known are matmul",
     f"{ASK} {SIZES} --layout nt": "attention has none, it is of matmul; it takes --dtype, --causal",
     "ask softmax warps==2 -i 4 -j 4 --lse": "--lse: softmax has none, it is of attention",

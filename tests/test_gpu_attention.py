@@ -1,4 +1,4 @@
-"""Attention on a GPU: every named point is right, in both layouts, compiled and in a graph."""
+"""Attention on a GPU: named points of both machines are right, in both layouts, in a graph."""
 
 from __future__ import annotations
 
@@ -11,13 +11,18 @@ import pytest
 from tinygpu.codegen.run.launch import Kernel
 from tinygpu.devices.device import load_device
 from tinygpu.legality.laws import check_schedule
-from tinygpu.machines import MACHINES
+from tinygpu.machines import MACHINES, ampere_attention
 from tinygpu.machines.attention import STARTS
 from tinygpu.term.operation import Problem, attention
 from tinygpu.term.schedule import Schedule
 
 pytestmark = pytest.mark.gpu
-MACHINE = MACHINES["attention"]
+POINTS = {
+    **{name: ("attention", values) for name, values in STARTS.items()},
+    **{f"warps {name}": ("ampere_attention", values)
+       for name, values in ampere_attention.STARTS.items()},
+}  # fmt: skip
+"""A named point's machine and decisions."""
 CASES = {
     "full": (2, 4, 4, 256, 256, False),
     "causal": (2, 4, 4, 384, 384, True),
@@ -33,7 +38,8 @@ CASES = {
 @functools.cache
 def kernel(point: str, *, causal: bool, lse: bool = False) -> Kernel:
     operation = attention(mask="causal" if causal else "none", lse=lse)
-    program = Schedule.of(MACHINE, STARTS[point]).program(MACHINE, operation)
+    name, values = POINTS[point]
+    program = Schedule.of(MACHINES[name], values).program(MACHINES[name], operation)
     return Kernel(program, arch="sm_90a")
 
 
@@ -78,16 +84,17 @@ def near(found: Any, right: Any) -> bool:
 
 
 @pytest.mark.parametrize("lies", ["bhsd", "bshd"])
-@pytest.mark.parametrize("point", STARTS)
+@pytest.mark.parametrize("point", POINTS)
 def test_every_point_is_right(point: str, lies: str) -> None:
     torch = pytest.importorskip("torch")
-    d = int(STARTS[point]["depth"])
+    name, values = POINTS[point]
+    d = int(values["depth"])
     ran = 0
     for case, (batch, heads, shared, m, n, causal) in CASES.items():
         operation = attention(mask="causal" if causal else "none")
         sizes = {"l": batch, "h": shared, "g": heads // shared, "m": m, "n": n, "d": d, "e": d}
-        problem, schedule = Problem.of(operation, **sizes), Schedule.of(MACHINE, STARTS[point])
-        if check_schedule(schedule, MACHINE, problem, load_device("h200")):
+        problem, schedule = Problem.of(operation, **sizes), Schedule.of(MACHINES[name], values)
+        if check_schedule(schedule, MACHINES[name], problem, load_device("h200")):
             continue
         q, k, v = drawn(torch, case, lies, d)
         found = operator(point, causal=causal)(q, k, v)

@@ -36,7 +36,7 @@ import numpy as np
 from tinygpu.devices.device import Device
 from tinygpu.search.time.fitted import FITTED
 from tinygpu.search.time.registers import RegisterModel
-from tinygpu.term.program import Access, Do, For, ForTile, Program, buffers_of, select, walk
+from tinygpu.term.program import Access, Do, For, Program, buffers_of, select, walk
 from tinygpu.term.tensor_memory import COLUMNS, allocated_columns, uses_tensor_memory
 
 __all__ = [
@@ -255,7 +255,7 @@ def never(number: Numbers) -> bool:
 
 def takes_tiles(program: Program) -> bool:
     """Say whether roles do a tile together, statement by statement, and then the next."""
-    return bool(program.barriers) or any(isinstance(s, ForTile) for s, _ in walk(program))
+    return bool(program.barriers)
 
 
 def _allotted(program: Program) -> Numbers:

@@ -50,7 +50,7 @@ import numpy as np
 from tinygpu.devices.device import Device, adds_vectors
 from tinygpu.errors import ProgramError
 from tinygpu.search.time.fitted import FITTED
-from tinygpu.search.time.launch import latency_of, takes_tiles
+from tinygpu.search.time.launch import latency_of, never, takes_tiles
 from tinygpu.search.time.pattern import lines, wavefronts
 from tinygpu.search.time.rates import (
     AT_ONCE,
@@ -71,6 +71,7 @@ from tinygpu.search.time.rates import (
     touches_smem,
     transfer_cycles,
 )
+from tinygpu.search.time.tile_steps import steps_of_tiles
 from tinygpu.term.access_map import Affine
 from tinygpu.term.digits import product_of
 from tinygpu.term.program import (
@@ -411,6 +412,9 @@ class _Accountant:
     ) -> None:
         self.program, self.device, self.role, self.of_tiles = program, device, role, of_tiles
         self.values = program.parameter_values(sizes)
+        if not of_tiles:
+            means = {n: steps_of_tiles(program, sizes, n).mean for n in program.tile_values}
+            self.values = {**self.values, **means}
         self.extents = dict(program.cluster)
         self.together: Numbers = role.copies
         self.flying = flying
@@ -463,6 +467,8 @@ class _Accountant:
             match statement:
                 case For() if self.of_tiles:
                     found += self.tile_loop(statement, around, in_step)
+                case ForTile() if not self.of_tiles and never(self.program.persistent):
+                    found += self.tree(statement.body, around)
                 case For():
                     inner = self.tree(statement.body, (*around, statement))
                     if not statement.unrolled:
@@ -474,11 +480,14 @@ class _Accountant:
                 case When(index, bound, inner):
                     nodes = self.tree(inner, around, in_step=in_step)
                     own = len(index.terms) == 1 and index.terms[0][0] in self.extents
-                    if own or not self.of_tiles:
+                    if own:
                         found += nodes  # what takes some CTAs of the cluster their time
                         continue
                     left = {*index.terms} == {(self.step_var, -1), (self.steps, 1)}
                     guard = Guard(index, bound, nodes, left and not isinstance(bound, str))
+                    if not self.of_tiles:
+                        found += self.in_share(guard, around)
+                        continue
                     ours = all(v == self.step_var and c == guard.step for v, c in index.terms)
                     ours = ours or guard.ending
                     amid = isinstance(bound, str) and guard.step not in (0, 1)
@@ -499,6 +508,20 @@ class _Accountant:
                 case _:
                     found += self.event(statement, around)
         return tuple(found)
+
+    def in_share(self, guard: Guard, around: tuple[For, ...]) -> Tree:
+        """Return what threads do under a guard: in its share of the turns of the loop around.
+
+        A guard on the distance to the end holds in nearly all turns, and counts as if it always
+        did.
+        """
+        turning = [loop for loop in around if not loop.unrolled]
+        if isinstance(guard.bound, str) or not turning:
+            return guard.body
+        if [name for name, _ in guard.index.terms] != [turning[-1].var]:
+            return guard.body
+        trips = np.maximum(self.trips(turning[-1]), 1)
+        return _often(guard.body, guard.times(trips) / trips)
 
     def tile_loop(self, loop: For, around: tuple[For, ...], in_step: bool) -> list[Node]:
         """Return an unrolled loop of a role that takes tiles."""
@@ -926,6 +949,16 @@ def _arithmetic(do: Do) -> bool:
     """Say whether threads do it on their registers, whatever else they wait for."""
     units = ("fma", "alu", "sfu", "cvt", "shuffle")
     return do.instruction.unit in units and all(a.buffer.level == "registers" for a in do.accesses)
+
+
+def _often(tree: Tree, share: Numbers) -> Tree:
+    """Return threads' statements that are done in a share of the turns."""
+    return tuple(
+        replace(node, count=node.count * share)
+        if isinstance(node, Event)
+        else replace(node, body=_often(node.body, share))
+        for node in tree
+    )
 
 
 def _only(body: tuple[Statement, ...], kind: type[Any], name: str) -> Any:

@@ -440,7 +440,7 @@ def _different(
     trips: int,
     wide: int,
 ) -> Mapping[str, int]:
-    """Return sizes that differ pairwise, of ``wide`` tiles, and not full where that may be."""
+    """Return sizes that differ pairwise, of ``wide`` tiles, and not full, where that may be."""
     sizes: dict[str, int] = {}
     for axis in sorted(steps, key=lambda axis: not steps[axis][1]):  # loops first
         width, looped, unit, guarded = steps[axis]
@@ -450,7 +450,9 @@ def _different(
         size = (tiles - 1) * width + (unit * (parts // 2 + (parts > 3)) if ragged else width)
         by = unit if guarded else width
         below = range(size, 0, -by) if guarded else ()
-        sizes[axis] = next(s for s in chain(below, count(size, by)) if s not in sizes.values())
+        above = range(size, most[axis] + 1, by)
+        free = (s for s in chain(below, above) if s not in sizes.values())
+        sizes[axis] = next(free, size)  # there may be but this one
     return {axis: sizes[axis] for axis in steps}
 
 

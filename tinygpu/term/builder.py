@@ -645,12 +645,12 @@ class Kernel:
     def _loop_in_tile(
         self, name: str, trips: TileValue, start: TileValue | None, first: Number | None
     ) -> Iterator[LoopIndex]:
-        if first is not None or name in self._counts:
-            text = f"loop {name}: runs to a parameter elsewhere, or is written out"
-            raise self.error(f"{text}; one to a tile value does neither", name)
+        if name in self._counts:
+            text = f"loop {name}: runs to a parameter elsewhere"
+            raise self.error(f"{text}; one to a tile value does not", name)
         self._by_tile.add(name)
         self._begins |= {name: start.name} if start else {}
-        yield from self._loop(name, trips.name, self._where(), None)
+        yield from self._loop(name, trips.name, self._where(), first)
         self._begins.pop(name, None)
 
     def unrolled(

@@ -453,6 +453,11 @@ class Program:
         return {name: one for loop in self._valued() for name, one in loop.values}
 
     @property
+    def takes_tiles(self) -> bool:
+        """Whether roles go through tiles, or wait for each other at barriers of their own."""
+        return bool(self.barriers) or any(isinstance(s, ForTile) for s, _ in walk(self))
+
+    @property
     def threads(self) -> int:
         """Threads in a CTA."""
         return sum(r.threads * r.copies for r in self.roles)
