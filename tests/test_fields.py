@@ -129,7 +129,7 @@ LEFT_OUT = {
             "Predicate.origin Predicate.value Predicate.thread Predicate.bound"
         ),
         "which stage and which number do not change how long it takes": (
-            "Access.outside Access.peer Immediate.number Scalar.name Scalar.size "
+            "Access.outside Immediate.number Scalar.name Scalar.size "
             "Barrier.home Do.lanes Do.across Do.fresh ForTile.start Exit.values Exit.threads"
         ),
         "other walks'": (
