@@ -75,12 +75,19 @@ class _Pool:
         self.residual = Residual(self.every)
 
     def promising(self, found: Mapping[Schedule, float], batch: int) -> list[Schedule]:
-        """Return up to ``batch`` schedules of the least bounds below the best that was found."""
-        at = {self.place[one]: math.log(found[one]) for one in found if one in self.place}
-        known = self.residual.given({i: t - float(self.model[i]) for i, t in at.items() if t < math.inf})
-        best = math.log(min(found.values(), default=math.inf))
+        """Return up to ``batch`` schedules of the least bounds below the best that was found.
+
+        Where nothing ran yet: below what the best is at most, by the same doubt.
+        """
+        at = {self.place[one]: math.log(found[one]) for one in found}
+        known = self.residual.given(
+            {i: t - float(self.model[i]) for i, t in at.items() if t < math.inf}
+        )
         open_ = np.zeros(len(self.every))
         open_[list(at)] = math.inf
+        most = self.model + known.mean + DOUBT * known.deviation + open_
+        best = min(at.values(), default=math.inf)
+        best = best if math.isfinite(best) else float(most.min(initial=math.inf))
         chosen: list[int] = []
         while len(chosen) < min(batch, len(self.every)):
             bounds = self.model + known.mean - DOUBT * known.deviation + open_
