@@ -37,7 +37,17 @@ from tinygpu.cli.console import (
     write,
 )
 from tinygpu.cli.folder import claimed, require_same
-from tinygpu.cli.given import DEVICE, JSON, MACHINE, SPREAD, fixed_for, machines_for, spread_of
+from tinygpu.cli.given import (
+    DEVICE,
+    JSON,
+    MACHINE,
+    REPRODUCIBLE,
+    SPREAD,
+    fixed_for,
+    in_order,
+    machines_for,
+    spread_of,
+)
 from tinygpu.cli.measuring import Effort, Tuned, client_of, tune, why_no_gpu
 from tinygpu.cli.sizes import SizedCommand
 from tinygpu.cli.standing import standing
@@ -113,6 +123,7 @@ def search(
     climb: Annotated[
         bool, typer.Option("--climb", help="Only improve random schedules, without a proof.")
     ] = False,
+    reproducible: REPRODUCIBLE = False,
     replace_it: Annotated[
         bool, typer.Option("--replace", help="Replace another search's result in the folder.")
     ] = False,
@@ -127,6 +138,7 @@ def search(
     until = Deadline.within((budget or 60.0) + _BESIDE_SECONDS, time.monotonic)
     chip, problem = load_device(device), problem_of(asked, machine)
     fixed = fixed_for(machines_for(problem.operation, chip, machine, problem.sizes), fix or ())
+    fixed = in_order(fixed) if reproducible else fixed
     chosen = list(fixed)
     apart = spread_of(chosen, spread)
     spaces = [Space(one, problem, chip, fixed=values) for one, values in fixed.items()]
