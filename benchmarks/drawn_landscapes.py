@@ -5,14 +5,16 @@
 
 The shapes are drawn with ``SEED``: four for ``hopper`` (bf16, layout nt) and two for ``simt``
 (fp32).  The schedules of a shape are what a search may meet there: the model's best of ``SPREADS``
-spreads, and single changes of the first ``CHANGED`` of them, drawn, ``MOST`` in all.  All kernels
+spreads, as a ranking of ``RANKING_SECONDS`` meets them, and single changes of the first
+``CHANGED`` of them, drawn, ``MOST`` in all.  All kernels
 are assembled on all cores before the first is timed.  Each is visited twice, each time in an order
 drawn anew, and runs alone without a pause for ``VISIT`` seconds, of which the second half counts.
 A case's file is written after each visit of its schedules; after ``--seconds`` nothing more is
 begun.
 
 A file of ``h100/landscapes`` has the seconds of both visits of each schedule, None where the judge
-or ptxas refuses it, where it does not take the shape, and where it was not reached.  ``replay_held_out.py`` walks on them.
+or ptxas refuses it, where it does not take the shape, and where it was not reached.
+``replay_held_out.py`` walks on them.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ from tinygpu.codegen.run.launch import device_arch, gpu
 from tinygpu.codegen.run.provenance import provenance
 from tinygpu.codegen.run.timing import current_stream
 from tinygpu.codegen.runtime.function import Function
+from tinygpu.deadline import Deadline
 from tinygpu.devices.device import load_device
 from tinygpu.errors import TinyGpuError
 from tinygpu.machines import MACHINES
@@ -43,7 +46,7 @@ from tinygpu.machines import MACHINES
 __all__ = ["CASES", "DRAWN", "drawn_schedules", "drawn_shapes", "main"]
 
 DRAWN = FOLDER.parent / "h100" / "landscapes"
-SEED, MOST, SPREADS, CHANGED = 30, 200, 64, 12
+SEED, MOST, SPREADS, CHANGED, RANKING_SECONDS = 30, 200, 64, 6, 20.0
 SLICE, VISIT = 0.003, 0.012
 Case = tuple[str, str, str, tuple[int, int, int]]
 
@@ -72,7 +75,9 @@ def drawn_schedules(case: Sequence[Any]) -> dict[str, Any]:
 
     machine = MACHINES[case[0]]
     space = Space(machine, problem_of(case), load_device("h200"))
-    best = [one.schedule for one in rank(space, SPREADS, spread=machine.spread, exact=False).best]
+    soon = Deadline.within(RANKING_SECONDS, time.monotonic)
+    ranking = rank(space, SPREADS, spread=machine.spread, exact=False, until=soon)
+    best = [one.schedule for one in ranking.best]
     near = Neighbourhood(space)
     changes = dict.fromkeys(one.schedule for parent in best[:CHANGED] for one in near(parent))
     others = [one for one in changes if one not in best]
