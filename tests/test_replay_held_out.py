@@ -1,4 +1,4 @@
-"""The search's strategy on what it was not chosen on: sources, rows, and shapes that a seed drew."""
+"""The search on what it was not chosen on: sources, rows, and shapes that a seed drew."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_seed_draws_shapes_from_few_rows_to_many() -> None:
 
 @pytest.mark.parametrize("case", [c for c in CASES if path_of(c, DRAWN).is_file()], ids=str)
 def test_what_was_drawn_keeps_the_laws(case: tuple[str, str, str, tuple[int, int, int]]) -> None:
-    """No schedule twice; numbers of each keep every law, and the judge is asked where it is built."""
+    """No schedule twice, and numbers break no law; the judge is asked where they are built."""
     tree = json.loads(path_of(case, DRAWN).read_text())
     every = [Schedule(case[0], tuple(one.items())) for one in decisions_of(tree)]
     assert tuple(tree["case"][3]) == case[3]
