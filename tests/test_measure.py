@@ -77,8 +77,9 @@ def handle(request):
         if raster == 16 and MODE == "die":
             os._exit(1)
         drift = 2.0 if MODE == "drift" and request["against"] else 1.0
-        timings[name] = dict(seconds=1e-3 * raster * drift, spread=0.1, rounds=request["rounds"],
-                             clock_mhz=1700, capped=False,
+        ctas = json.loads(name)["decisions"]["ctas_per_sm"]
+        timings[name] = dict(seconds=1e-3 * raster * ctas * drift, spread=0.1,
+                             rounds=request["rounds"], clock_mhz=1700, capped=False,
                              error=3.0 if raster == 16 else 0.5)
     failures = {}
     for name, peer in request["peers"].items():
@@ -447,20 +448,28 @@ def test_what_two_share_in_each_round_is_in_no_ratio(base: list[float], ratio: f
 def test_others_are_timed_against_the_incumbent(tmp_path: Path) -> None:
     """All twice as slow as when it was timed: the others are what they would have been then."""
     fake, store = Fake(tmp_path, "drift"), Kept()
+    (naive,) = schedules(1)
+
+    def some(*ctas: int) -> dict[Schedule, Program]:
+        every = [naive.with_(ctas_per_sm=count) for count in ctas]
+        return {s: s.program(Simt(), PROBLEM.operation) for s in every}
+
     with Campaign(PROBLEM, store=store, options=fake.options) as campaign:
-        (first,) = campaign.measure(programs(2**6))
-        ((schedule, program),) = programs(2**6).items()
+        (first,) = campaign.measure(some(2))
+        ((schedule, program),) = some(2).items()
         base = Base(schedule, program, first.seconds or 0.0)
-        found = campaign.measure(programs(1, 32, 16), against=base)
-        assert [one.seconds for one in found] == pytest.approx([1e-3, 32e-3, None])
-        assert len(store.puts) == 4  # what the incumbent takes is known
-        both = campaign.measure(programs(1, 2**6), against=base, anew=True)
-        assert [one.seconds for one in both] == pytest.approx([2e-3, 2 * 64e-3])
+        assert base.seconds == 2e-3
+        found = campaign.measure({**some(1), **programs(16)}, against=base)
+        assert [one.seconds for one in found] == [1e-3, None]
+        assert len(store.puts) == 3  # what the incumbent takes is known
+        both = campaign.measure(some(1, 2), against=base, anew=True)
+        assert [one.seconds for one in both] == [2e-3, 4e-3]  # as they are now
     with Campaign(PROBLEM, options=fake.options) as campaign:  # in another it is built first
-        assert [one.seconds for one in campaign.measure(programs(1), against=base)] == [1e-3]
-        wrong = replace(base, schedule=schedules(8)[0])
-        assert [one.seconds for one in campaign.measure(programs(32), against=wrong)] == [32e-3]
-        assert campaign.registers(programs(1), NEVER)[schedules(1)[0]] > 0
+        assert [one.seconds for one in campaign.measure(some(1), against=base)] == [1e-3]
+        (wrong,) = schedules(8)
+        lost = replace(base, schedule=wrong, program=programs(8)[wrong])
+        assert [one.seconds for one in campaign.measure(some(1), against=lost)] == [1e-3]
+        assert campaign.registers(some(1), NEVER)[naive] > 0
 
 
 def test_summary_is_the_median() -> None:
