@@ -111,7 +111,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 sys.stdout.write(f"{path.stem}\n")
                 sys.stdout.flush()
         return
-    trees = [json.loads(path_of(case, DRAWN).read_text(encoding="utf-8")) for case in CASES]
+    files = [path_of(case, DRAWN) for case in CASES]
+    trees = [json.loads(file.read_text(encoding="utf-8")) for file in files if file.is_file()]
     record = provenance("python -m benchmarks.drawn_landscapes")
     jobs = [(tree["case"], each) for tree in trees for each in decisions_of(tree)]
     with ProcessPoolExecutor() as pool:
