@@ -582,12 +582,33 @@ def _replay() -> str:
             *("more" if row[n] is None else f"{row[n]:.0f}" for n in ("evaluations", "worst")),
             f"{row['area']:.3f}",
             *(f"{ratio:.3f}" for ratio in row["best_at"].values()),
+            f"{row['least_at_16']:.3f}",
             f"{1e3 * row['seconds']:.0f} ms",
         )
         for row in tree["rows"]
     ]
     columns = ("strategy", "start", "#to 99 %", "#worst shape", "#area", *(
-        f"#after {n}" for n in ("1", "4", "16", "64")), "#a walk")  # fmt: skip
+        f"#after {n}" for n in ("1", "4", "16", "64")), "#least after 16", "#a walk")  # fmt: skip
+    return _markdown(columns, rows)
+
+
+def _replay_held_out() -> str:
+    """Return how soon the search's strategy finds the best where nothing was chosen."""
+    tree = json.loads((FOLDER.parent / "replay_held_out.json").read_text(encoding="utf-8"))
+    rows = [
+        (
+            row["source"],
+            row["strategy"],
+            f"{row['shapes']}",
+            f"{row['schedules']}",
+            *("more" if row[n] is None else f"{row[n]:.0f}" for n in ("evaluations", "worst")),
+            *(f"{ratio:.4f}" for ratio in row["best_at"].values()),
+            *(f"{ratio:.3f}" for ratio in row["least_at"].values()),
+        )
+        for row in tree["rows"]
+    ]
+    after = [f"#{what} after {n}" for what in ("best", "least") for n in (8, 16, 32)]
+    columns = ("source", "strategy", "#shapes", "#schedules", "#to 99 %", "#worst", *after)
     return _markdown(columns, rows)
 
 
@@ -677,6 +698,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "policy": _policy,
     "rankings": _rankings,
     "replay": _replay,
+    "replay held out": _replay_held_out,
     "simt": lambda: _simt(ladder=False),
     "simt ladder": lambda: _simt(ladder=True),
     "slow": _slow,

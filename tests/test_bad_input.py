@@ -340,7 +340,7 @@ COMMANDS = {
     f"{MATMUL} --rows 2": "matmul has no axis rows; its sizes are -m, -n, -k",
     f"{MATMUL} --inputs x": "--inputs: matmul has none, it is of elementwise",
     f"{MATMUL} --machine": "requires an argument",
-    f"{MATMUL} --measure --out found --strategy best": "known are learned, model",
+    f"{MATMUL} --measure --out found --strategy best": "known are gaussian, model",
     f"{MATMUL} --measure --out found --scheduler nowhere": "give its address, as tcp://HOST",
     f"{MATMUL} --budget 5": "give --measure",
     f"{MATMUL} --out s.json": "in the way",

@@ -100,6 +100,7 @@ def _time_on_gpu(
         burst_seconds=request["burst_seconds"],
         warm_seconds=request["warm_seconds"],
         least_launches=len(data),
+        against=request["against"],
         around=around,
         failures=failures,
     )

@@ -32,11 +32,14 @@ __all__ = [
     "MACHINE",
     "ON",
     "OWN",
+    "REPRODUCIBLE",
     "SCHEDULE",
     "SPREAD",
+    "Fixed",
     "Given",
     "fixed_for",
     "fixed_values",
+    "in_order",
     "machine_named",
     "machines_for",
     "machines_with",
@@ -66,6 +69,11 @@ LAYOUT = Annotated[
     str, typer.Option(help=r"nn, nt, tn or tt; t: a as a\[k,m], b as b\[n,k]. nt: a linear layer.")
 ]
 JSON = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]
+REPRODUCIBLE = Annotated[
+    bool,
+    typer.Option("--reproducible", help="Add along k in one order, the same for every m."),
+]
+Fixed = dict[Machine, dict[str, tuple[Value, ...]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,14 +210,12 @@ def spread_of(machines: Sequence[Machine], given: str) -> dict[str, tuple[str, .
     return {m.name: tuple(n for n in names if n in m.decisions()) for m in machines}
 
 
-def fixed_for(
-    machines: Sequence[Machine], given: Sequence[str]
-) -> dict[Machine, dict[str, tuple[Value, ...]]]:
+def fixed_for(machines: Sequence[Machine], given: Sequence[str]) -> Fixed:
     """Read ``decision=value`` for several machines: those that lack it are left out.
 
     Raises ScheduleError, of the last, if none is left.
     """
-    found: dict[Machine, dict[str, tuple[Value, ...]]] = {}
+    found: Fixed = {}
     for machine in machines:
         try:
             found[machine] = fixed_values(machine, given)
@@ -217,6 +223,34 @@ def fixed_for(
             if machine is machines[-1] and not found:
                 raise
     return found
+
+
+def in_order(fixed: Fixed) -> Fixed:
+    """Return what is fixed with what makes each sum one chain in the order of k besides.
+
+    Then the bits of a result are the same for every m, whichever schedule is chosen.  Raises
+    ScheduleError for several machines, which add in orders of their own, for one that does not say
+    what the order depends on, and where what is fixed is at odds with it.
+    """
+    names = ", ".join(machine.name for machine in fixed)
+    if len(fixed) > 1:
+        raise ScheduleError(
+            f"--reproducible: {names} add in orders of their own; name one by --machine"
+        )
+    ((machine, values),) = fixed.items()
+    if machine.in_order is None:
+        raise ScheduleError(
+            f"--reproducible: machine {names} does not say what the order of its sums depends on; "
+            "set in_order in its class, or leave the option out"
+        )
+    for name, value in machine.in_order.items():
+        if value not in values.get(name, (value,)):
+            told = ",".join(map(str, values[name]))
+            raise ScheduleError(
+                f"--reproducible: sums in the order of k need {name}={value}; leave out --fix "
+                f"{name}={told}"
+            )
+    return {machine: {**values, **{n: (v,) for n, v in machine.in_order.items()}}}
 
 
 def fixed_values(machine: Machine, given: Sequence[str]) -> dict[str, tuple[Value, ...]]:

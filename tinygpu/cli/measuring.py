@@ -28,11 +28,12 @@ import numpy as np
 
 from tinygpu.deadline import NEVER, Deadline
 from tinygpu.errors import LaunchError, TinyGpuError
+from tinygpu.search.ties import plainness, ranked
 from tinygpu.term.machine import Machine
 from tinygpu.term.schedule import Schedule
 
 if TYPE_CHECKING:
-    from tinygpu.codegen.run.measure import Campaign, Crew, Options
+    from tinygpu.codegen.run.measure import Base, Campaign, Crew, Options
     from tinygpu.search.neighbourhood import Candidate
     from tinygpu.space.measurement import Measurement, Results
     from tinygpu.space.space import Space
@@ -65,7 +66,7 @@ class Effort:
     seconds: float = 60.0
     evaluations: int | None = None
     finalists: int = 10
-    strategy: str = "learned"
+    strategy: str = "gaussian"
     seed: int = 0
 
 
@@ -73,10 +74,11 @@ class Effort:
 class Tuned:
     """What a search by measuring found.
 
-    ``finalists`` and ``peers`` were timed together under sustained load, the fastest first; those
-    that failed come last.  The model's first choice is always among them: ``first_seconds`` says
-    how long it takes, None if it failed.  ``evaluated`` has all that was measured, coarsely.
-    ``settled`` says that no single change of the best few promised more.
+    ``finalists`` and ``peers`` were timed together under sustained load, the fastest first, those
+    that tie by the rule of ``search/ties.py``; those that failed come last.  The model's first
+    choice is always among them: ``first_seconds`` says how long it takes, None if it failed.
+    ``evaluated`` has all that was measured, coarsely.  ``settled`` says that nothing left may be
+    faster.
     """
 
     finalists: tuple[tuple[Candidate, Measurement], ...]
@@ -291,7 +293,7 @@ class _Tuning:
         self.stopped = len(allowed) < len(schedules)
         programs = self.programs(allowed)
         until = self.until if self.evaluated else self.whole
-        measured = self.campaign.measure(programs, until=until)
+        measured = self.campaign.measure(programs, until=until, against=self.incumbent())
         found = {s: m for s, m in zip(programs, measured, strict=True) if m.reason != LATE}
         self.stopped = self.stopped or len(found) < len(programs)
         self.evaluated |= found
@@ -300,6 +302,16 @@ class _Tuning:
             self.tell(len(self.evaluated), most, min(times, default=math.inf))
         seconds = {s: m.seconds for s, m in found.items()}
         return [seconds.get(s) or math.inf for s in schedules]
+
+    def incumbent(self) -> Base | None:
+        """Return the fastest so far, which others are timed against."""
+        from tinygpu.codegen.run.measure import Base
+
+        ran = {s: m.seconds for s, m in self.evaluated.items() if m.seconds}
+        if not ran:
+            return None
+        best = min(ran, key=ran.__getitem__)
+        return Base(best, self.programs([best])[best], ran[best])
 
     def programs(self, schedules: Sequence[Schedule]) -> dict[Schedule, Program]:
         """Return the terms of schedules."""
@@ -331,17 +343,24 @@ class _Tuning:
             ]
             beside += names[:_BEST_PEERS]
         options = self.rounds(SUSTAINED, len(chosen) + len(beside))
+        programs = self.programs(chosen)
         found = self.campaign.measure(
-            self.programs(chosen), beside, options=options, anew=True, until=self.whole
-        )
+            programs, beside, options=options, anew=True, until=self.whole,
+            against=self.incumbent(),
+        )  # fmt: skip
         mine = dict(zip(chosen, found[: len(chosen)], strict=True))
         theirs = _ran(found[len(chosen) :])
         if not any(m.seconds for m in mine.values()):  # there was no time for it
             mine |= {s: self.evaluated[s] for s in chosen if s in self.evaluated}
             theirs = [m for m in _ran(self.peers) if peer_of(m) in beside]
+        registers = self.campaign.registers({s: programs[s] for s in mine}, self.whole)
+        order = ranked(
+            [m.seconds for m in mine.values()],
+            [m.spread / 2 for m in mine.values()],
+            [plainness(s, registers.get(s, math.inf)) for s in mine],
+        )
         every = [(Candidate(s, self.predicted[s]), m) for s, m in mine.items()]
-        every.sort(key=lambda one: one[1].seconds or math.inf)
-        return tuple(every), tuple(theirs)
+        return tuple(every[i] for i in order), tuple(theirs)
 
     def rounds(self, options: Options, count: int) -> Options:
         """Return options with as many rounds of ``count`` candidates as there is time for."""

@@ -37,9 +37,20 @@ from tinygpu.cli.console import (
     write,
 )
 from tinygpu.cli.folder import claimed, require_same
-from tinygpu.cli.given import DEVICE, JSON, MACHINE, SPREAD, fixed_for, machines_for, spread_of
+from tinygpu.cli.given import (
+    DEVICE,
+    JSON,
+    MACHINE,
+    REPRODUCIBLE,
+    SPREAD,
+    fixed_for,
+    in_order,
+    machines_for,
+    spread_of,
+)
 from tinygpu.cli.measuring import Effort, Tuned, client_of, tune, why_no_gpu
 from tinygpu.cli.sizes import SizedCommand
+from tinygpu.cli.standing import standing
 from tinygpu.deadline import NEVER, Deadline
 from tinygpu.devices.device import label, load_device
 from tinygpu.errors import (
@@ -101,9 +112,9 @@ def search(
     strategy: Annotated[
         str,
         typer.Option(
-            help="What is measured next: learned, model, random, descent, evolution, smt."
+            help="What is measured next: gaussian, model, random, descent, evolution, smt."
         ),
-    ] = "learned",
+    ] = "gaussian",
     scheduler: Annotated[
         str, typer.Option(help="Measure on the workers of this dask scheduler, tcp://HOST:PORT.")
     ] = "",
@@ -118,6 +129,7 @@ def search(
     climb: Annotated[
         bool, typer.Option("--climb", help="Only improve random schedules, without a proof.")
     ] = False,
+    reproducible: REPRODUCIBLE = False,
     replace_it: Annotated[
         bool, typer.Option("--replace", help="Replace another search's result in the folder.")
     ] = False,
@@ -132,12 +144,13 @@ def search(
     until = Deadline.within((budget or 60.0) + _BESIDE_SECONDS, time.monotonic)
     chip, problem = load_device(device), problem_of(asked, machine)
     fixed = fixed_for(machines_for(problem.operation, chip, machine, problem.sizes), fix or ())
+    fixed = in_order(fixed) if reproducible else fixed
     chosen = list(fixed)
     apart = spread_of(chosen, spread)
     spaces = [Space(one, problem, chip, fixed=values) for one, values in fixed.items()]
     if measure and assemble:
         raise ScheduleError("--assemble: what is measured is assembled anyway; leave it out")
-    if not measure and (budget or evaluations or strategy != "learned" or scheduler):
+    if not measure and (budget or evaluations or strategy != "gaussian" or scheduler):
         raise ScheduleError(
             "--budget, --evaluations, --strategy, --scheduler: they are of what is measured; "
             "give --measure"
@@ -490,6 +503,7 @@ def _measured_tree(
         "measured_on": tuned.finalists[0][1].device,
         "evaluations": len(tuned.evaluated),
         "settled": tuned.settled,
+        "tied": sum(one is not None and one[0] == 1 for one in standing(rows)[0]),
         "meaning": summary(meanings),
         "failed": sorted({m.reason for m in tuned.evaluated.values() if m.reason}),
         "best": rows,
@@ -558,11 +572,13 @@ def show(tree: Mapping[str, Any]) -> None:
     )
     if timed:
         proof = f"{tree['evaluations']} measured, " + (
-            "until no single change of the best promised more"
+            "until nothing left may be faster than the best"
             if tree["settled"]
             else "until the budget was spent; the same command goes on"
         )
     say(", ".join(f"{count_text(number)} {what}" for number, what in counts) + f"; {proof}")
+    if timed and (tied := standing(rows)[1]):
+        say(f"{tied}; of these the first has the fewest registers, and then the smallest tile")
     if rows and not timed:
         low, high = rows[0]["interval_seconds"]
         say(f"90 % interval of the first: {time_text(low)} to {time_text(high)}")

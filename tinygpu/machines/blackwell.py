@@ -40,6 +40,7 @@ class Blackwell(Machine):
     numeric = True
     operations = ("matmul",)
     spread = ("tile_m", "tile_n", "cta_pair", "a_from", "accumulators", "cluster_m", "cluster_n")
+    in_order = MappingProxyType({})
     outputs = MappingProxyType({
         "bf16": ("bf16", "f32"), "f16": ("f16", "f32"), "tf32": ("f32",),
         "e4m3": ("bf16", "f16", "f32"), "e5m2": ("bf16", "f16", "f32"),

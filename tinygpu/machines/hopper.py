@@ -36,6 +36,7 @@ class Hopper(Machine):
     numeric = True
     operations = ("matmul",)
     spread = ("tile_m", "tile_n", "consumers", "consume", "cluster_m", "cluster_n", "cluster_k")
+    in_order = MappingProxyType({"cluster_k": 1})
     outputs = MappingProxyType(
         {"bf16": ("bf16", "f32"), "f16": ("f16", "f32"), "e4m3": ("bf16", "f16", "f32")}
     )

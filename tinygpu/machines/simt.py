@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from tinygpu.isa.memory import GMEM, L1, L2, REGISTERS, SMEM
@@ -38,6 +39,7 @@ class Simt(Machine):
     numeric = True
     operations = ("matmul",)
     spread = ("tile_m", "tile_n", "thread_m", "thread_n", "a_layout", "pipeline", "split_k")
+    in_order = MappingProxyType({"split_k": 1, "combine": "st", "accumulator": "f32"})
     dtypes = ("f64", "f32", "f16", "bf16")
     fuses = False
 

@@ -158,6 +158,9 @@ class Machine(ABC):
     several: ClassVar[bool] = False
     spread: ClassVar[tuple[str, ...]] = ()
     """Decisions in which schedules differ by more than details: tiles, and not rasters."""
+    in_order: ClassVar[Mapping[str, Value] | None] = None
+    """Decisions with which each sum is one chain in the order of k, whatever all others and the
+    sizes are: the bits of a result are then the same for every m.  None: it does not say."""
 
     def forward(self, k: Kernel) -> None:
         """Say what the kernel does, by calls of ``k``; decisions are attributes of ``self``."""
