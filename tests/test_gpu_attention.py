@@ -128,7 +128,9 @@ def test_a_sliding_window_is_right(point: str, window: tuple[int, int]) -> None:
     torch = pytest.importorskip("torch")
     left, right = window
     operation = attention(mask=f"window:{left}:{right}", lse=True)
-    program = Schedule.of(MACHINE, STARTS[point]).program(MACHINE, operation)
+    program = Schedule.of(MACHINES["attention"], STARTS[point]).program(
+        MACHINES["attention"], operation
+    )
     short = "".join(c if c.isalnum() else "_" for c in f"{point}_{left}_{right}")
     op = Kernel(program, arch="sm_90a").torch_op(f"tinygpu_test::window_{short}")
     for case in ("full", "ragged", "grouped", "rows without keys", "one of each"):
@@ -159,7 +161,9 @@ def test_wide_heads_are_right(depth: int, tile_n: int, skew: int, turns: str) ->
               "stages_k": 1, "stages_v": 1}  # fmt: skip
     for causal in (False, True):
         operation = attention(mask="causal" if causal else "none", lse=True)
-        program = Schedule.of(MACHINE, values).program(MACHINE, operation)
+        program = Schedule.of(MACHINES["attention"], values).program(
+            MACHINES["attention"], operation
+        )
         short = f"{depth}_{tile_n}_{skew}_{turns}_{causal}"
         op = Kernel(program, arch="sm_90a").torch_op(f"tinygpu_test::wide_{short}")
         for case in (c for c in CASES if CASES[c][-1] == causal):
@@ -187,6 +191,7 @@ def test_a_graph_reads_what_arrays_hold_then() -> None:
     assert near(out, wanted(torch, q, k, v, causal=True))
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what PyTorch imports
 def test_it_is_compiled() -> None:
     """The operator passes PyTorch's own check; compiled it gives the same, also at other sizes."""
     torch = pytest.importorskip("torch")

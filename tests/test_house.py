@@ -87,7 +87,7 @@ EDGES = {
 }
 """Which rooms each room imports, apart from ``tinygpu`` itself: errors, the reader of files."""
 
-LINES = {"tinygpu": 35000, "search": 9200, "codegen": 18700}
+LINES = {"tinygpu": 35200, "search": 9450, "codegen": 18800}
 """The most lines of each top folder, today; together they are to become 36,000.
 
 They grew since: strategies, the command ``store`` and four causes of the time model; clusters,
