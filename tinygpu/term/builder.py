@@ -2060,6 +2060,8 @@ class Kernel:
     def _declare(self, name: str, by: Counter, extent: Number | None) -> None:
         if name in self.op.axes or not name.isidentifier():
             raise self.error(f"digit {name}: is an axis, or no name; give it another", name)
+        if by == "values" and isinstance(extent, int) and extent < 1:
+            raise self.error(f"digit {name}: has {extent} elements; it needs one at least", name)
         known = self._digits.get(name)
         if known and (known.by, by) != ("a tile", "a tile"):
             raise self.error(f"digit {name}: {known.by} counts it already", name)
