@@ -101,13 +101,20 @@ _FIRST = (
     *(("ampere", "bf16", "nt", shape) for shape in _OTHERS),
 )
 _THIRD = tuple(("hopper", dtype, "nt", shape) for dtype, shape in _TYPES)
+_LATER = (
+    ("hopper", "bf16", "nt", (1000, 5120, 5120)), ("hopper", "bf16", "nt", (1, 14336, 4096)),
+    ("hopper", "bf16", "nt", (384, 4096, 4096)), ("hopper", "f16", "nt", (40, 5120, 13824)),
+    ("hopper", "bf16", "nt", (64, 4096, 11008)),
+)  # fmt: skip
+"""Held out until a fit of 2026-11-25 used their runs."""
 FITTING = (
     *_FIRST[::2],
     *(("simt", "f32", "nn", shape) for shape in _MORE),
     *(("ampere", "bf16", "nt", shape) for shape in _MORE),
     *_THIRD[::2],
+    *_LATER,
 )
-HELD_OUT = (*_FIRST[1::2], *_THIRD[1::2])
+HELD_OUT = tuple(case for case in (*_FIRST[1::2], *_THIRD[1::2]) if case not in _LATER)
 CASES = FITTING + HELD_OUT
 """Machine, type of the inputs, layout, (m, n, k)."""
 
