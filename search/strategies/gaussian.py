@@ -6,7 +6,7 @@ take as little as
     b(x) = p(x) exp(mean(x) - DOUBT deviation(x)),
 
 a lower confidence bound of its seconds.  The schedules of the least bounds are evaluated, ``BATCH``
-at a time; within a batch each is chosen as if those before it were known already, so that no two of
+at a time, and ``FIRST`` before anything is known, as kernels are built side by side; within a batch each is chosen as if those before it were known already, so that no two of
 them ask the same.  What was evaluated changes both mean and deviation, and the single changes of
 the best few become schedules to choose among.  It ends where no bound is below the best that was
 found.
@@ -28,15 +28,17 @@ from tinygpu.search.residual import Residual
 from tinygpu.search.strategies.walk import Domain, Steps
 from tinygpu.term.schedule import Schedule
 
-__all__ = ["BATCH", "DOUBT", "WIDER", "gaussian"]
+__all__ = ["BATCH", "DOUBT", "FIRST", "WIDER", "gaussian"]
 
-BATCH, DOUBT = 4, 2.0
-"""How many are evaluated at once; how many deviations below its mean a bound is."""
+FIRST, BATCH, DOUBT = 16, 4, 2.0
+"""How many are evaluated at once, at first and then; how many deviations below its mean a bound is."""
 WIDER = (3, 6, 12)
 """How many of the best are changed; more where the changes of fewer promise nothing."""
 
 
-def gaussian(domain: Domain, rng: np.random.Generator, *, batch: int = BATCH) -> Steps:
+def gaussian(
+    domain: Domain, rng: np.random.Generator, *, batch: int = BATCH, first: int = FIRST
+) -> Steps:
     """Ask for the ``batch`` schedules that may be fastest, until none may be faster than the best.
 
     Those that are changed differ in ``apart``.
@@ -51,7 +53,7 @@ def gaussian(domain: Domain, rng: np.random.Generator, *, batch: int = BATCH) ->
                 if parent not in changed:
                     changed.add(parent)
                     pool.add(domain.near(parent))
-            if wanted := pool.promising(found, batch):
+            if wanted := pool.promising(found, batch if found else first):
                 break
         if not wanted:
             return

@@ -43,7 +43,7 @@ class Hopper(Machine):
 
     tile_m = Choice(64, 128, 192, 256, meaning="rows of the product a CTA computes")
     tile_n = Choice(
-        *range(8, 257, 8), *range(272, 401, 16), meaning="columns of the product a CTA computes"
+        *range(8, 257, 8), *range(272, 321, 16), meaning="columns of the product a CTA computes"
     )
     tile_k = Choice(64, 128, meaning="steps of k in a stage")
     consumers = Choice(1, 2, 3, meaning="warpgroups that multiply")
