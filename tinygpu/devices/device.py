@@ -43,6 +43,7 @@ __all__ = [
     "Number",
     "adds_vectors",
     "arch_number",
+    "device_of",
     "label",
     "limits",
     "load_device",
@@ -51,8 +52,11 @@ __all__ = [
     "to_json",
 ]
 
-DEVICES = ("h100", "h200", "a100", "rtx3060", "b200")
-"""Names of the devices that come with the package."""
+DEVICES = (
+    "h100", "h100_pcie", "gh200", "h200", "a100", "rtx3060", "l40s", "rtx4090", "b200", "rtx5090",
+    "rtx_pro_6000",
+)  # fmt: skip
+"""Names of the devices that come with the package; of one architecture the best known is last."""
 
 ARCHITECTURES = (
     "sm_75", "sm_80", "sm_86", "sm_87", "sm_88", "sm_89", "sm_90", "sm_90a",
@@ -71,6 +75,10 @@ _WITHIN = (
     ("threads_per_cta_max", 1, "threads_per_sm"), ("warps_per_sm", 32, "threads_per_sm"),
 )  # fmt: skip
 _FOLDER = Path(__file__).parent
+_OTHERS = frozenset(
+    ("pcie", "nvl", "hbm3e", "ti", "super", "d", "laptop", "mobile", "max", "mig", "grid")
+)
+"""Words that tell cards of one name apart: their counts, clocks or memories differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,9 +245,26 @@ def names_gpu(device: str, gpu: str) -> bool:
 
     >>> names_gpu("rtx3060", "NVIDIA GeForce RTX 3060"), names_gpu("h200", "NVIDIA GH200 480GB")
     (True, False)
+    >>> [names_gpu(name, "NVIDIA H100 PCIe") for name in ("h100", "h100_pcie")]
+    [False, True]
     """
-    letters = "[^a-z0-9]*".join(re.sub("[^a-z0-9]", "", device.lower()))
-    return bool(letters and re.search(rf"(?<![a-z0-9]){letters}(?![a-z0-9])", gpu.lower()))
+    words = _words(device)
+    letters = "[^a-z0-9]*".join("".join(words))
+    named = letters and re.search(rf"(?<![a-z0-9]){letters}(?![a-z0-9])", gpu.lower())
+    return bool(named) and (set(_words(gpu)) & _OTHERS) <= set(words)
+
+
+def device_of(gpu: str) -> str:
+    """Return the name of the device that comes with the package for a GPU, or "" if none does.
+
+    >>> device_of("NVIDIA RTX PRO 6000 Blackwell Server Edition"), device_of("NVIDIA H100 NVL")
+    ('rtx_pro_6000', '')
+    """
+    return next((name for name in DEVICES if names_gpu(name, gpu)), "")
+
+
+def _words(name: str) -> list[str]:
+    return re.findall("[a-z0-9]+", name.lower())
 
 
 def label(device: Device) -> str:
@@ -269,8 +294,8 @@ def limits(arch: str) -> Device:
 
     That is the one that comes with the package, or the nearest older one.
 
-    >>> limits("sm_90a").name, limits("sm_89").name, limits("sm_89").arch
-    ('h200', 'rtx3060', 'sm_89')
+    >>> limits("sm_90a").name, limits("sm_88").name, limits("sm_88").arch
+    ('h200', 'rtx3060', 'sm_88')
     """
     every = sorted(map(load_device, DEVICES), key=lambda d: arch_number(d.arch))
     older = [d for d in every if arch_number(d.arch) <= arch_number(arch)] or every[:1]
