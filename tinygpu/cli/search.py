@@ -37,11 +37,20 @@ from tinygpu.cli.console import (
     write,
 )
 from tinygpu.cli.folder import claimed, require_same
-from tinygpu.cli.given import DEVICE, JSON, MACHINE, SPREAD, fixed_for, machines_for, spread_of
+from tinygpu.cli.given import (
+    DEVICE,
+    JSON,
+    MACHINE,
+    SPREAD,
+    device_given,
+    fixed_for,
+    machines_for,
+    spread_of,
+)
 from tinygpu.cli.measuring import Effort, Tuned, client_of, tune, why_no_gpu
 from tinygpu.cli.sizes import SizedCommand
 from tinygpu.deadline import NEVER, Deadline
-from tinygpu.devices.device import label, load_device
+from tinygpu.devices.device import label
 from tinygpu.errors import IllegalScheduleError, LaunchError, ScheduleError, nearest
 from tinygpu.term.schedule import to_json
 
@@ -76,7 +85,7 @@ def add_to(app: typer.Typer) -> None:
 def search(
     asked: Asked,
     machine: MACHINE = "",
-    device: DEVICE = "h200",
+    device: DEVICE = "",
     top: Annotated[int, typer.Option(min=1, max=_MOST, help="How many schedules to find.")] = 10,
     measure: Annotated[
         bool, typer.Option("--measure", help="Search by measuring on this GPU.")
@@ -124,7 +133,7 @@ def search(
     from tinygpu.space.space import Space
 
     until = Deadline.within((budget or 60.0) + _BESIDE_SECONDS, time.monotonic)
-    chip, problem = load_device(device), problem_of(asked, machine)
+    chip, problem = device_given(device), problem_of(asked, machine)
     fixed = fixed_for(machines_for(problem.operation, chip, machine, problem.sizes), fix or ())
     chosen = list(fixed)
     apart = spread_of(chosen, spread)
