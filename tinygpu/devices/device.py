@@ -23,12 +23,14 @@ Source: CUDA C++ Programming Guide, "Compute Capabilities" and "Arithmetic Instr
 from __future__ import annotations
 
 import json
+import math
 import re
 import reprlib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 from tinygpu.document import document, fields_of
@@ -39,6 +41,7 @@ __all__ = [
     "DEVICES",
     "NUMBERS",
     "Device",
+    "Errors",
     "Kind",
     "Number",
     "adds_vectors",
@@ -65,7 +68,7 @@ ARCHITECTURES = (
 """What PTX is made for, by ptxas's names; those of PTX ISA 9.0 that ptxas 13.0 takes."""
 
 Kind = Literal["spec", "measured", "fitted"]
-_FORMAT, _VERSION = "tinygpu device", 2
+_FORMAT, _VERSION, _OLDER = "tinygpu device", 3, (2,)  # 2: without errors
 _FAR, _LARGEST = 1000, 1e40
 _POWERS = ("sector_bytes", "line_bytes", "banks", "bank_bytes", "register_allocation_unit")
 _WITHIN = (
@@ -91,8 +94,27 @@ class Number:
 
 
 @dataclass(frozen=True, slots=True)
+class Errors:
+    """How far the time model was off, with a device's numbers, on kernels of a machine.
+
+    Of ``count`` kernels that no number was fitted to: the ``median`` size of log(predicted /
+    measured), and its ``bias``, the median with its sign: above 0, they are faster than predicted.
+    """
+
+    median: float
+    bias: float
+    count: int
+
+    def __str__(self) -> str:
+        """As ``5.1 %``."""
+        return f"{100 * math.expm1(self.median):.1f} %"
+
+
+@dataclass(frozen=True, slots=True)
 class Device:
     """The numbers of one chip; ``numbers`` holds them again, with their sources.
+
+    ``errors`` are by machine, of those that were measured with exactly these numbers.
 
     ``issue_per_cycle_per_scheduler`` counts warp instructions; ``lsu_requests_per_cycle_per_sm``
     warp-level accesses; ``l2_bytes_per_cycle`` is of the whole chip.  ``barrier_latency_cycles`` is
@@ -156,9 +178,15 @@ class Device:
     cluster_latency_cycles: float
     tensor_clock_hz: float
     numbers: tuple[tuple[str, Number], ...]
+    errors: tuple[tuple[str, Errors], ...] = ()
 
     @staticmethod
-    def of(name: str, arch: str, numbers: Mapping[str, Number]) -> Device:
+    def of(
+        name: str,
+        arch: str,
+        numbers: Mapping[str, Number],
+        errors: Mapping[str, Errors] = MappingProxyType({}),
+    ) -> Device:
         """Make a device from each field's number.
 
         Raises DeviceError for one that is missing, unknown, no positive number, or no whole number
@@ -185,7 +213,9 @@ class Device:
             for field, whole in NUMBERS.items()
         }
         ordered = tuple((field, numbers[field]) for field in NUMBERS)
-        return Device(name=name, arch=arch, numbers=ordered, **values)
+        for machine, found in errors.items():
+            _check_errors(f"{where}: errors of {reprlib.repr(machine)}", found)
+        return Device(name=name, arch=arch, numbers=ordered, errors=tuple(errors.items()), **values)
 
     @property
     def provenance(self) -> dict[str, Number]:
@@ -195,7 +225,10 @@ class Device:
     def with_values(
         self, *, kind: Kind = "fitted", source: str = "given by the caller", **values: float
     ) -> Device:
-        """Return the device with some numbers changed.  Raises DeviceError as ``of`` does."""
+        """Return the device with some numbers changed, and no errors, which were of the others.
+
+        Raises DeviceError as ``of`` does.
+        """
         changed = {field: Number(value, kind, source) for field, value in values.items()}
         return Device.of(self.name, self.arch, self.provenance | changed)
 
@@ -204,11 +237,15 @@ class Device:
         lines = [f"device {self.name} ({self.arch})"]
         for field, n in self.numbers:
             lines.append(f"  {field:32} {n.value:<16.10g} {n.kind:9} {n.source}")
+        for machine, e in self.errors:
+            lines.append(f"  error of {machine:23} {e!s:16} {e.count} kernels, bias {e.bias:+.3f}")
         return "\n".join(lines)
 
 
 NUMBERS: Mapping[str, bool] = {
-    f.name: f.type == "int" for f in fields(Device) if f.name not in ("name", "arch", "numbers")
+    f.name: f.type == "int"
+    for f in fields(Device)
+    if f.name not in ("name", "arch", "numbers", "errors")
 }
 """The fields that are numbers, and whether each is a whole one."""
 
@@ -331,17 +368,25 @@ def to_json(device: Device) -> str:
             for field, n in device.numbers
         },
     }
+    if device.errors:
+        tree["errors"] = {machine: asdict(found) for machine, found in device.errors}
     return json.dumps(tree, indent=2) + "\n"
 
 
 def _parse(where: str, text: str) -> Device:
     try:
-        tree = document(text, _FORMAT, _VERSION, {"name": str, "arch": str, "numbers": dict})
+        kinds = {"name": str, "arch": str, "numbers": dict}
+        tree = document(text, _FORMAT, _VERSION, kinds, {"errors": dict}, older=_OLDER)
         numbers = {
             field: Number(**fields_of(entry, field, {"value": None, "kind": str, "source": str}))
             for field, entry in tree["numbers"].items()
         }
-        return Device.of(tree["name"], tree["arch"], numbers)
+        each = {"median": None, "bias": None, "count": int}
+        errors = {
+            machine: Errors(**fields_of(entry, f"errors of {machine}", each))
+            for machine, entry in tree.get("errors", {}).items()
+        }
+        return Device.of(tree["name"], tree["arch"], numbers, errors)
     except TinyGpuError as error:
         raise DeviceError(f"device file {where}: {error}") from None
 
@@ -369,6 +414,12 @@ def _plausible(where: str, device: Device) -> Device:
                 f"{getattr(device, whole)} it is at most {most}"
             )
     return device
+
+
+def _check_errors(what: str, found: Errors) -> None:
+    for value, least in ((found.median, 0.0), (found.bias, -_LARGEST), (found.count, 1)):
+        if isinstance(value, bool) or not isinstance(value, int | float) or value < least:
+            raise DeviceError(f"{what}: {reprlib.repr(value)}; give a number from {least:g} on")
 
 
 def _check(what: str, number: Number, *, whole: bool) -> None:
