@@ -43,8 +43,8 @@ __all__ = [
     "FITTED_NUMBERS", "SECONDS", "Group", "Timed", "expected", "groups_of", "refined", "timings",
 ]  # fmt: skip
 
-SECONDS = 50.0
-"""How long the second part may take."""
+SECONDS, _FIT_SECONDS = 50.0, 10.0
+"""How long the second part may take, and what of it is kept for the fit."""
 FITTED_NUMBERS = ("tensor_clock_hz", "dram_bytes_per_second", "launch_seconds")
 """What is fitted: what micro-kernels see differently from run to run, or from kernels."""
 _MOST, _AT_ONCE = 96, 8
@@ -54,8 +54,8 @@ _TRIES, _OF_ONE_TILE, _AHEAD, _LONGEST = 64, 2, 4, 1.0
 _WITHIN = 0.1
 _GRID = ((-1.0, -0.5, 0.0, 0.5, 1.0), (-0.25, 0.25))
 """Shares of that by which a number is moved: coarsely, and then around the best."""
-_FEW = 8
-"""Kernels of a machine below which its error says nothing, and it has no part in the fit."""
+_FEW, _ENOUGH = 8, 16
+"""Kernels of a machine below which its error says nothing; those that a fit needs at most."""
 
 _MATMULS = (
     {"m": 64, "n": 4096, "k": 4096}, {"m": 1024, "n": 1024, "k": 1024},
@@ -122,7 +122,7 @@ def _drawn(
     from tinygpu.space.space import Space
 
     decisions = machine.decisions()
-    first = [n for n, choice in decisions.items() if choice.structural or n in machine.spread[:2]]
+    first = [n for n, choice in decisions.items() if choice.structural or n in machine.spread]
     found: dict[Schedule, None] = {}
     for _ in range(_TRIES):
         fixed = {n: (decisions[n].values[rng.integers(len(decisions[n].values))],) for n in first}
@@ -152,7 +152,7 @@ def timings(
     """
     from tinygpu.codegen.run.measure import COARSE, Campaign, Crew
 
-    options, done = options or COARSE, 0
+    options, done, until = options or COARSE, 0, until.before(_FIT_SECONDS)
     with Crew(options.worker) as crew:
         hello = crew.worker.ask({"do": "hello"}, options.limit_seconds)
         if "failed" in hello:
@@ -215,7 +215,7 @@ def refined(device: Device, timed: Sequence[Timed], rng: np.random.Generator) ->
     for i in rng.permutation(len(timed)):
         by_machine[timed[i].machine].append(timed[i])
     several = {name: every for name, every in by_machine.items() if len(every) >= _FEW}
-    fit = {name: every[0::2] for name, every in several.items()}
+    fit = {name: every[0::2][:_ENOUGH] for name, every in several.items()}
     held = {name: every[1::2] for name, every in several.items()}
     if not several:
         return device
@@ -281,13 +281,8 @@ def expected(device: Device, gpu: str) -> str:
     Those of the shipped device that the GPU is, else of one of the same architecture, else of any.
     """
     known = [one for one in map(load_device, DEVICES) if one.errors]
-    ranks = partial(_nearness, device.arch, device_of(gpu))
     if not known:
         return "no shipped device was held against kernels; docs/measuring.md has errors of an h200"
-    near = min(known, key=ranks)
+    near = min(known, key=lambda one: (one.name != device_of(gpu), one.arch != device.arch))
     told = ", ".join(f"{machine} {found}" for machine, found in near.errors)
     return f"expect errors as {near.name} has (median, held out): {told}"
-
-
-def _nearness(arch: str, name: str, device: Device) -> tuple[bool, bool]:
-    return device.name != name, device.arch != arch

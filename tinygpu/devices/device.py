@@ -9,6 +9,11 @@ fast.  It is a data file (``tinygpu/devices/*.json``) in which each number is
 that a model agrees with runs, or an estimate until there is one (the source says which).  Rates are
 per cycle of the SM clock, in thread-level results (a warp's instruction gives 32).
 
+A number is what a data sheet says or a micro-kernel sees of one thing that stands alone
+(``tinygpu calibrate``), and nothing of a model: what stands around it in a kernel, the time model
+adds, by constants of the architecture (``search/time/fitted.py``).  ``docs/measuring.md``, section
+"The chip's own numbers", has each of them beside its rule.
+
 >>> h200 = load_device("h200")
 >>> h200.sms, h200.smem_bytes_per_cta_max
 (132, 232448)
@@ -120,10 +125,13 @@ class Device:
     warp-level accesses; ``l2_bytes_per_cycle`` is of the whole chip.  ``barrier_latency_cycles`` is
     a ``bar.sync`` of a CTA whose warps arrive together, ``launch_seconds`` an empty kernel's time
     in a CUDA graph.  ``tensor_flop_per_cycle_per_sm`` is dense and of 16-bit inputs with fp32 sums;
-    ``fill_bytes_per_cycle_per_sm`` comes from L2 to one SM.  ``tma_latency_cycles`` is what TMA
-    adds to a load, ``cluster_latency_cycles`` the way to another SM (0: there is none);
+    ``fill_bytes_per_cycle_per_sm`` comes from L2 to one SM, the others idle.
+    ``tma_latency_cycles`` is a 128 B bulk copy and its wait, less L2's latency;
+    ``mbarrier_latency_cycles`` half a round trip between two warps of a CTA;
+    ``cluster_latency_cycles`` the same between two CTAs of a cluster, less that (0: there is none);
     ``clusters_of_4`` how many of 4 CTAs run at once, one on an SM (0: none): one lies in one GPC;
-    ``tensor_clock_hz`` the clock at which tensor cores without a pause meet the power cap.
+    ``tensor_clock_hz`` the clock that is left where tensor cores do nothing but products, on every
+    SM, without a pause.
     """
 
     name: str
