@@ -49,7 +49,7 @@ FITTED_NUMBERS = ("tensor_clock_hz", "dram_bytes_per_second", "launch_seconds")
 """What is fitted: what micro-kernels see differently from run to run, or from kernels."""
 _MOST, _AT_ONCE = 96, 8
 """Kernels of a machine at most, and those of one shape that are measured in a row."""
-_TRIES, _OF_ONE_TILE, _AHEAD, _LONGEST = 64, 2, 4, 1.0
+_TRIES, _OF_ONE_TILE, _AHEAD, _LONGEST = 200, 2, 4, 1.0
 """Tiles that are drawn for them, kernels of each; groups that are built ahead; seconds to wait."""
 _WITHIN = 0.1
 _GRID = ((-1.0, -0.5, 0.0, 0.5, 1.0), (-0.25, 0.25))
