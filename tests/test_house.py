@@ -95,8 +95,8 @@ copies of roles, tiles that stay, and what ``simt`` and ``hopper`` needed, in th
 room is, in its ``__init__``; instructions of one's own; the report of the time model, measuring by
 dask, the strategy ``smt``, an environment for reinforcement learning, intervals; micro-kernels of
 tensor cores, TMA and mbarriers; what others bring: refusals of malformed terms and arguments, types
-of operands, known fields, an operation of one's own, code held against its meaning, SASS's waits; calibration by random kernels,
-errors of a device, the card that is there.
+of operands, known fields, an operation of one's own, code held against its meaning, SASS's waits;
+calibration by random kernels, errors of a device, the card that is there.
 """
 
 
