@@ -387,9 +387,9 @@ COMMANDS = {
     "report s.json": "no search.json in it",
     "report s.json --model": "no measured schedule that is known here",
     # the rest
-    "demo --device a100": "a100 is sm_80",
+    "demo --machine hopper --device a100": "a100 is sm_80",
     "demo --machine rows": "known are rmsnorm, softmax",
-    "demo --dtype f64": "choose dtype bf16",
+    "demo --machine hopper --dtype f64": "choose dtype bf16",
     "demo --layout xx": "there are nn",
     "nothing": "No such command",
     "--nothing": "No such option",

@@ -20,7 +20,15 @@ import typer
 
 from tinygpu.cli.asked import Asked, asking, operation_of
 from tinygpu.cli.console import bar, resumable, say, say_json, table, time_text
-from tinygpu.cli.given import DEVICE, JSON, REPRODUCIBLE, in_order, machine_named, machines_for
+from tinygpu.cli.given import (
+    DEVICE,
+    JSON,
+    REPRODUCIBLE,
+    device_given,
+    in_order,
+    machine_named,
+    machines_for,
+)
 from tinygpu.cli.measuring import why_no_gpu
 from tinygpu.cli.shapes import Shape, shapes_of
 from tinygpu.cli.sizes import SizedCommand, spelled, texts_of
@@ -65,7 +73,7 @@ def dispatch(
     machine: Annotated[
         list[str] | None, typer.Option(help="Whose kernels; repeatable. Else all that fit.")
     ] = None,
-    device: DEVICE = "h200",
+    device: DEVICE = "",
     points: Annotated[int, typer.Option(min=1, max=4096, help="Sizes taken of a range.")] = 64,
     candidates: Annotated[
         int, typer.Option(min=1, max=512, help="Kernels that are measured at every shape, at most.")
@@ -97,7 +105,7 @@ def dispatch(
         raise ScheduleError(f"--kernels {kernels}: at least 1, at most {_MOST_KERNELS}")
     if asked.operation == "matmul":
         asked = replace(asked, dtype=asked.dtype or "bf16", layout=asked.layout or "nt")
-    operation, chip = operation_of(asked), load_device(device)
+    operation, chip = operation_of(asked), device_given(device)
     texts = texts_of(operation.name, operation.axes, asked.sizes or ())
     wanted = shapes_of(operation, texts, layer or (), shapes, points)
     whose = machine or [one.name for one in machines_for(operation, chip)]
@@ -121,8 +129,9 @@ def dispatch(
     again = "nothing is lost; the same command starts again"
     with resumable(again if why_not else kept), ExitStack() as open_:
         given = Dispatch(
-            operation, wanted, names, device, why_not, store, reproducible=reproducible
-        )
+            operation, wanted, names, device or chip.name, why_not, store,
+            reproducible=reproducible,
+        )  # fmt: skip
         chosen = open_.enter_context(given)
         chosen.find(budget, kernels, candidates)
         chosen.time()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tinygpu.cli.machine_file import is_file, machine_in
-from tinygpu.devices.device import DEVICES, Device, load_device
+from tinygpu.devices.device import DEVICES, Device, device_of, load_device
 from tinygpu.errors import MachineError, OperationError, ScheduleError, nearest
 from tinygpu.machines import MACHINES
 from tinygpu.term.machine import Machine, Value
@@ -37,6 +37,7 @@ __all__ = [
     "SPREAD",
     "Fixed",
     "Given",
+    "device_given",
     "fixed_for",
     "fixed_values",
     "in_order",
@@ -48,7 +49,9 @@ __all__ = [
 ]
 
 SCHEDULE = Annotated[Path, typer.Argument(help="A schedule file that search wrote.")]
-DEVICE = Annotated[str, typer.Option(help="A device's name, or the path of its .json file.")]
+DEVICE = Annotated[
+    str, typer.Option(help="A device's name or .json file; else this GPU's, h200 without a GPU.")
+]
 ON = Annotated[
     str, typer.Option("--device", help="A device's name or .json file; else the schedule's.")
 ]
@@ -74,6 +77,10 @@ REPRODUCIBLE = Annotated[
     typer.Option("--reproducible", help="Add along k in one order, the same for every m."),
 ]
 Fixed = dict[Machine, dict[str, tuple[Value, ...]]]
+
+
+_ELSE = "h200"
+"""The device of whom has no GPU, and of a schedule file that names none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +115,23 @@ class Given:
         from tinygpu.codegen.run.agreement import require_computes
 
         return require_computes(self.program())
+
+
+def device_given(named: str = "") -> Device:
+    """Return the device that is named, else that of the GPU here, else ``h200``.
+
+    A GPU without a device file is told in one line.  Raises DeviceError as ``load_device`` does.
+    """
+    from tinygpu.codegen.run.provenance import device_and_driver
+
+    if named:
+        return load_device(named)
+    gpu, _ = device_and_driver()
+    found = device_of(gpu)
+    if not found and gpu != "none":
+        way = "tinygpu calibrate -o FILE.json measures it, --device FILE.json takes that"
+        typer.echo(f"device: no file is of {gpu}, {_ELSE} stands for it; {way}", err=True)
+    return load_device(found or _ELSE)
 
 
 def machine_named(name: str) -> Machine:
@@ -186,7 +210,7 @@ def read_schedule(path: Path, device: str = "", *, machine: str = "") -> Given:
             f"schedule file {path}: it is of machine {found.name}, and --machine {machine} is "
             f"{machine_named(machine).name}; leave --machine out, or give that of the file"
         )
-    recorded = device_in(text) or "h200"
+    recorded = device_in(text) or _ELSE
     if not device and recorded not in DEVICES:
         raise ScheduleError(
             f"schedule file {path}: it is for device {recorded}; give that file, or another "

@@ -43,6 +43,7 @@ from tinygpu.cli.given import (
     MACHINE,
     REPRODUCIBLE,
     SPREAD,
+    device_given,
     fixed_for,
     in_order,
     machines_for,
@@ -52,7 +53,7 @@ from tinygpu.cli.measuring import Effort, Tuned, client_of, tune, why_no_gpu
 from tinygpu.cli.sizes import SizedCommand
 from tinygpu.cli.standing import standing
 from tinygpu.deadline import NEVER, Deadline
-from tinygpu.devices.device import label, load_device
+from tinygpu.devices.device import label
 from tinygpu.errors import (
     IllegalScheduleError,
     LaunchError,
@@ -93,7 +94,7 @@ def add_to(app: typer.Typer) -> None:
 def search(
     asked: Asked,
     machine: MACHINE = "",
-    device: DEVICE = "h200",
+    device: DEVICE = "",
     top: Annotated[int, typer.Option(min=1, max=_MOST, help="How many schedules to find.")] = 10,
     measure: Annotated[
         bool, typer.Option("--measure", help="Search by measuring on this GPU.")
@@ -142,7 +143,7 @@ def search(
     from tinygpu.space.space import Space
 
     until = Deadline.within((budget or 60.0) + _BESIDE_SECONDS, time.monotonic)
-    chip, problem = load_device(device), problem_of(asked, machine)
+    chip, problem = device_given(device), problem_of(asked, machine)
     fixed = fixed_for(machines_for(problem.operation, chip, machine, problem.sizes), fix or ())
     fixed = in_order(fixed) if reproducible else fixed
     chosen = list(fixed)
