@@ -139,7 +139,7 @@ def beside(problem: Problem, both: Sequence[Schedule]) -> dict[str, Any]:
         "reason": mine[both[0]].reason,
     }  # fmt: skip
     for module, name in ((_TORCH, "torch"), (_LT, "cublaslt"), (_TRITON, "triton")):
-        times = [m.seconds for n, m in peers.items() if n.startswith(f"{module}:")]
+        times = [m.seconds or math.inf for n, m in peers.items() if n.startswith(f"{module}:")]
         row[f"{name}_seconds"] = min(times, default=None)
     return row
 

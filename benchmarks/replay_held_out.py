@@ -5,13 +5,12 @@
 What was recorded for other ends, and is no complete box: a walk chooses among the schedules that
 have times, by the model's ranking of them.  There are no single changes: all are there at first.
 
-    bank        ``h200/hopper_bank.json``: 865 schedules on 25 shapes, short bursts
     simt top    ``h200/simt_top.json``: the best of an earlier model, fp32, three cubes
     oracle      ``h200/oracle``, the held-out cases: the model's best and as many of all
     drawn       ``h100/landscapes``, if it was measured (``drawn_landscapes.py``)
 
-The kernel of ``search/residual.py`` was chosen by the eight landscapes of ``landscapes.py`` and the
-bank's; nothing was chosen on the others.  A row of ``replay_held_out.json`` is a source and a
+The kernel of ``search/residual.py`` was chosen by the eight landscapes of ``landscapes.py`` and on
+865 older runs; these tables were seen while it was.  A row of the file is a source and a
 strategy, ``model`` or ``gaussian``: its ``shapes``, the mean number of ``schedules``,
 ``evaluations`` and ``worst`` as ``replay.py`` has them, and the best possible time over the best
 so far after 8, 16 and 32 evaluations: ``best_at``, geometric means, and ``least_at``.
@@ -33,7 +32,6 @@ import numpy as np
 
 from benchmarks import time_model
 from benchmarks.drawn_landscapes import CASES, DRAWN
-from benchmarks.fit_hopper import load_bank, predicted, terms
 from benchmarks.oracle import HELD_OUT, decisions_of, path_of
 from benchmarks.peers import FOLDER, write_tree
 from benchmarks.replay import NEAR, Landscape, curve, table
@@ -44,7 +42,7 @@ from tinygpu.search.time.cost import cost
 from tinygpu.term.operation import Problem, matmul
 from tinygpu.term.schedule import Schedule
 
-__all__ = ["bank", "drawn", "main", "oracle", "row_of", "simt_top"]
+__all__ = ["drawn", "main", "oracle", "row_of", "simt_top"]
 
 MARKS, BUDGET = (8, 16, 32), 64
 
@@ -56,24 +54,10 @@ class Listed(Landscape):
     pipelined: ClassVar[Any] = ()
 
 
-def bank() -> list[Landscape]:
-    """Return the schedules of the bank, at each shape those that were timed there."""
-    known = load_bank()
-    count, found = len(known.rows), []
-    some = terms(known, np.ones(count, bool))
-    model = predicted(some, known.shapes, count, load_device("h200"))
-    named = [dict(zip(known.decisions, row, strict=True)) for row in known.rows]
-    schedules = [Schedule("hopper", tuple(one.items())) for one in named]
-    for shape, logs, said in zip(known.shapes, known.log_seconds, model, strict=True):
-        there = np.flatnonzero(np.isfinite(logs) & np.isfinite(said)).tolist()
-        seconds = {schedules[i]: math.exp(logs[i]) for i in there}
-        found.append(Listed(shape, seconds, {schedules[i]: math.exp(said[i]) for i in there}))
-    return found
-
-
 def simt_top(folder: Path = FOLDER) -> list[Landscape]:
     """Return the fp32 schedules that ran, predicted by today's model."""
-    machine, device, found = MACHINES["simt"], load_device("h200"), []
+    machine, device = MACHINES["simt"], load_device("h200")
+    found: list[Landscape] = []
     choices = machine.decisions()
 
     def shape(row: Mapping[str, Any]) -> tuple[int, int, int]:
@@ -98,13 +82,13 @@ def oracle(machine: str) -> list[Landscape]:
     """Return the held-out cases of a machine: the mean of both visits."""
     held = [case for case in HELD_OUT if case[0] == machine]
     files = [path_of(case) for case in held]
-    return list(_of_files([file for file in files if file.is_file()]))
+    return [*_of_files([file for file in files if file.is_file()])]
 
 
 def drawn(machine: str, folder: Path = DRAWN) -> list[Landscape]:
     """Return the drawn cases of a machine that were measured."""
     files = [path_of(case, folder) for case in CASES if case[0] == machine]
-    return list(_of_files([file for file in files if file.is_file()]))
+    return [*_of_files([file for file in files if file.is_file()])]
 
 
 def _of_files(files: Sequence[Path]) -> Iterator[Landscape]:
@@ -153,7 +137,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=FOLDER.parent, help="folder of the table")
     given = parser.parse_args(arguments)
     sources = {
-        "bank": bank(),
         "simt top": simt_top(),
         **{f"oracle, {name}": oracle(name) for name in ("hopper", "simt", "ampere")},
         **{f"drawn, {name}": drawn(name) for name in ("hopper", "simt")},

@@ -33,7 +33,7 @@ from tinygpu.term.operation import Operand, Operation, Problem, Reduction, atten
 from tinygpu.term.program import Do, Program
 from tinygpu.term.schedule import Schedule, from_json, to_json
 
-MASKS = {
+MASKS: dict[str, Callable[[int, int], bool]] = {
     "none": lambda i, j: True,
     "causal": lambda i, j: j <= i,
     "window:3:1": lambda i, j: i - 3 <= j <= i + 1,

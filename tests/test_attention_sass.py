@@ -77,7 +77,7 @@ def test_the_exponentials_stand_under_the_second_product(point: str, mask: str) 
     assert "(C75" not in code.messages
     assert not code.spills
     wanted = of_term(term.roles[0].body)
-    assert wanted > STARTS[point]["tile_n"] // 2  # a thread's scores, and what shrinks
+    assert wanted > int(STARTS[point]["tile_n"]) // 2  # a thread's scores, and what shrinks
     assert of_code(sass(code.bytes)) == wanted
 
 

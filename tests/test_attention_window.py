@@ -28,6 +28,7 @@ from tinygpu.term.machine import Chosen
 from tinygpu.term.machine import Value as Choosable
 from tinygpu.term.operation import Problem, attention, window_of
 from tinygpu.term.program import (
+    Affine,
     Arrive,
     Do,
     Elect,
@@ -166,8 +167,8 @@ def test_time_is_that_of_what_is_seen() -> None:
 
     def seconds(mask: str) -> float:
         operation = attention(mask=mask)
-        return cost(Schedule.of(MACHINE, STARTS["fa3"]).program(MACHINE, operation), here,
-                    DEVICE).seconds  # fmt: skip
+        program = Schedule.of(MACHINE, STARTS["fa3"]).program(MACHINE, operation)
+        return float(cost(program, here, DEVICE).seconds)
 
     causal = seconds("causal")
     assert causal <= seconds("window:8192:0") < 1.05 * causal
@@ -332,5 +333,9 @@ def test_a_guard_on_other_trips_is_unproved() -> None:
     """Fail closed: the turns that are left of no loop around it."""
 
     for form in (var("trips") + -2 * var("kt"), var("begin") + -1 * var("kt")):
-        program = guard(1, lambda w, form=form: replace(w, index=form))(term("window:40:25"))
+
+        def other(w: When, form: Affine = form) -> When:
+            return replace(w, index=form)
+
+        program = guard(1, other)(term("window:40:25"))
         assert verdict(program).outcome == "unproved", form

@@ -341,7 +341,10 @@ def test_what_a_rejected_mutant_does_is_written_at_once(
     said: dict[str, Any], outcome: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The second has no code, the third no process in which the unchanged kernel is right."""
-    answers = iter([(RIGHT, said), (RIGHT,), ({"failed": "no CUDA device"},)])
+    told: list[tuple[Mapping[str, Any], ...]] = [
+        (RIGHT, said), (RIGHT,), ({"failed": "no CUDA device"},)
+    ]  # fmt: skip
+    answers = iter(told)
 
     class Told(FakeWorker):
         def __init__(self, _: Any) -> None:

@@ -21,7 +21,7 @@ from tinygpu.cli.calibrating import FITTED_NUMBERS, Group, Timed, groups_of, ref
 from tinygpu.codegen.run import calibrate, launch
 from tinygpu.codegen.run.measure import Options
 from tinygpu.deadline import Deadline
-from tinygpu.devices.device import Device, Errors, load_device
+from tinygpu.devices.device import DEVICES, Device, Errors, load_device
 from tinygpu.errors import LaunchError
 from tinygpu.legality.laws import check_schedule
 from tinygpu.machines import MACHINES
@@ -195,7 +195,7 @@ def test_quick_says_what_error_to_expect(tmp_path: Path, monkeypatch: pytest.Mon
     errors = {"simt": Errors(math.log(1.1), 0.0, 9)}
     known: Mapping[str, Device] = {
         name: Device.of(name, d.arch, d.provenance, errors if name == "h200" else {})
-        for name in calibrating.DEVICES
+        for name in DEVICES
         if (d := load_device(name))
     }
     monkeypatch.setattr(calibrating, "load_device", known.__getitem__)

@@ -27,7 +27,7 @@ from tinygpu.term.operation import Problem, matmul
 from tinygpu.term.program import Access, Do, Program, walk
 
 WIDE: dict[str, Any] = {"tile_m": 64, "tile_n": 304, "consumers": 2, "stages": 3, "store_n": 8}
-ODD = tuple(n for n in Hopper.tile_n.values if n % 16 or n > 256)
+ODD = tuple(n for n in map(int, Hopper.tile_n.values) if n % 16 or n > 256)
 
 
 def do_of(program: Program, instruction: str, buffer: str) -> Do:
@@ -43,7 +43,12 @@ def drawn(draw: st.DrawFn) -> tuple[Program, dict[str, int]]:
     operation = matmul(dtype, layout=layout, bias=draw(st.booleans()))
     sizes = {"m": draw(st.integers(1, 40)) * 8, "n": draw(st.integers(1, 40)) * 16, "k": 160}
     width = draw(st.sampled_from(ODD))
-    few = {"tile_n": width, "tile_m": (64, 128), "cluster_k": (1, 2), "raster": 1}
+    few: dict[str, int | str | tuple[int | str, ...]] = {
+        "tile_n": width,
+        "tile_m": (64, 128),
+        "cluster_k": (1, 2),
+        "raster": 1,
+    }
     space = Space(Hopper(), Problem.of(operation, **sizes), H200, fixed=few)
     (schedule,) = space.sample(np.random.default_rng(draw(st.integers(0, 10**6))), 1)
     return schedule.program(Hopper(), operation), sizes

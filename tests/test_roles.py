@@ -161,7 +161,7 @@ def test_the_widest_sums_assemble(output: str | None, cluster_k: int) -> None:
     operation, texts = matmul("bf16", output, "nt"), []
     for consumers, ctas_per_sm in ((1, 1), (2, 1), (3, 1), (1, 2), (2, 2), (3, 2)):
         for epilogue, swap in (("tma", 0), ("direct", 0), ("direct", 1)):
-            for tile_n in reversed(Hopper.decisions()["tile_n"].values):
+            for tile_n in map(int, reversed(Hopper.decisions()["tile_n"].values)):
                 if tile_n % (8 * cluster_k):
                     continue
                 wide = tile_n // cluster_k

@@ -196,14 +196,14 @@ class Addresses:
                     moves = any(name in scope.running for name, _ in terms)
                     if not (moves and fixed_only):
                         asked[moves][self.rest(access, d, scope), last] = None
-        inside: str | bool = True
+        inside: int | str = True
         for rest, last in (*asked[False], *asked[True]):
             also = inside if isinstance(inside, str) else None
             key = ("whole", rest, last, also)
             inside = self.text.once(key, partial(self.text.less, last, rest, also))
             if inside is False:
                 return False
-        return inside
+        return inside if isinstance(inside, str) else True
 
     def always_inside(self, access: Access, d: int, last: int, scope: Scope) -> bool:
         """Say whether the coordinate ``last`` beyond the origin is always inside."""

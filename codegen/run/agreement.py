@@ -117,7 +117,7 @@ def _differences(
     scalars = dict.fromkeys(operation.scalars, _SCALAR)
     meant = interpret.interpret(program, sizes, exact, scalars=scalars).outputs
     with np.errstate(all="ignore"):
-        reference = operation.reference(exact, scalars) | meant
+        reference = {**operation.reference(exact, scalars), **meant}
     needed = (s.instruction.arch for s, _ in walk(program) if isinstance(s, Do))
     arch = max((ARCHITECTURES[0], *needed), key=_newest)
     try:

@@ -19,8 +19,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import product
 from math import prod
-from multiprocessing.connection import wait
-from typing import Any
+from multiprocessing.connection import Connection, wait
+from typing import Any, cast
 
 from tinygpu.cores import cores
 from tinygpu.deadline import Deadline
@@ -95,7 +95,7 @@ def climb_in_parts(
             left[stack.enter_context(started(task, "tinygpu.search.exact.part"))] = len(mine)
         while left:
             for pipe in wait(list(left)):
-                match pipe.recv():  # type: ignore[union-attr]
+                match cast("Connection", pipe).recv():
                     case HalfResult() as one:
                         entries += one.entries
                         admissible, scored = admissible + one.admissible, scored + one.scored

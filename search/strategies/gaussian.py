@@ -6,10 +6,10 @@ take as little as
     b(x) = p(x) exp(mean(x) - DOUBT deviation(x)),
 
 a lower confidence bound of its seconds.  The schedules of the least bounds are evaluated, ``BATCH``
-at a time, and ``FIRST`` before anything is known, as kernels are built side by side; within a batch each is chosen as if those before it were known already, so that no two of
-them ask the same.  What was evaluated changes both mean and deviation, and the single changes of
-the best few become schedules to choose among.  It ends where no bound is below the best that was
-found.
+at a time, and ``FIRST`` before anything is known, as kernels are built side by side.  Within a
+batch each is chosen as if those before it were known already, so that no two of them ask the same.
+What was evaluated changes both mean and deviation, and the single changes of the best few become
+schedules to choose among.  It ends where no bound is below the best that was found.
 
 Source: N. Srinivas et al., "Gaussian Process Optimization in the Bandit Setting", 2010; T.
 Desautels et al., "Parallelizing Exploration-Exploitation Tradeoffs in Gaussian Process Bandit
@@ -31,7 +31,7 @@ from tinygpu.term.schedule import Schedule
 __all__ = ["BATCH", "DOUBT", "FIRST", "WIDER", "gaussian"]
 
 FIRST, BATCH, DOUBT = 16, 4, 2.0
-"""How many are evaluated at once, at first and then; how many deviations below its mean a bound is."""
+"""How many are evaluated at first and then at once; how many deviations below a bound is."""
 WIDER = (3, 6, 12)
 """How many of the best are changed; more where the changes of fewer promise nothing."""
 

@@ -128,11 +128,11 @@ def dispatch(
     kept = f"measurements are kept in {store}; the same command goes on"
     again = "nothing is lost; the same command starts again"
     with resumable(again if why_not else kept), ExitStack() as open_:
-        given = Dispatch(
+        made = Dispatch(
             operation, wanted, names, device or chip.name, why_not, store,
             reproducible=reproducible,
         )  # fmt: skip
-        chosen = open_.enter_context(given)
+        chosen = open_.enter_context(made)
         chosen.find(budget, kernels, candidates)
         chosen.time()
         chosen.choose(kernels, aim)
