@@ -109,10 +109,20 @@ def load_bank(card: str, *, held_out: bool) -> tuple[Bank, ...]:
                 n for n in choices if n not in tree["decisions"] and choices[n].before is not None
             ]
             before = tuple(choices[n].before for n in newer)
+            names = (*tree["decisions"], *newer)
             rows = tuple((*row, *before) for row in tree["schedules"])
             _, dtype, _, (m, n, k) = tree["case"]
-            means = np.log(visits).mean(axis=0)
-            found.append(Bank((*tree["decisions"], *newer), (m, n, k), rows, means, dtype))
+            operation, hopper = matmul(dtype, layout="nt"), Hopper()
+            there = [
+                i
+                for i, row in enumerate(rows)
+                if all(
+                    r.holds
+                    for r in hopper.requires(operation, Chosen(dict(zip(names, row, strict=True))))
+                )
+            ]  # the machine has these still
+            means = np.log(visits).mean(axis=0)[there]
+            found.append(Bank(names, (m, n, k), tuple(rows[i] for i in there), means, dtype))
         except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
             raise StoreError(
                 f"runs {path}: not readable ({error}); it is in the repository"

@@ -161,8 +161,8 @@ COMMANDS = {
     "demo --top 100000000": "--top",
     # devices
     "search matmul --device H200": "did you mean h200?",
-    "search matmul --device .": "known are h200",
-    "search matmul --device file": "known are h200",
+    "search matmul --device .": "known are h100",
+    "search matmul --device file": "known are h100",
     "search matmul --device none.json": "calibrate writes one",
     "search matmul --device file/x.json": "Not a directory",
     "search matmul --device empty.json": "truncated",
@@ -260,7 +260,7 @@ COMMANDS = {
     "explain file/x.json": "Not a directory",
     f"explain {'x' * 300}": "File name too long",
     "explain s.json none.json": "No such file",
-    "explain s.json --device b100": "did you mean b200?",
+    "explain s.json --device b100": "did you mean h100?",
     "explain h.json --device a100": "wgmma needs sm_90a",
     "check empty.json": "truncated",
     "check null.json": "tinygpu schedule",
@@ -473,7 +473,7 @@ SCHEDULES: list[tuple[Change, str]] = [
     (lambda tree: tree.pop("machine"), "machine is missing"),
     (top(sises={}), "did you mean sizes?"),
     (top(device=5), "give text"),
-    (top(device="b100"), "did you mean b200?"),
+    (top(device="b20"), "did you mean b200?"),
     (top(sizes=[64, 64, 64]), "give an object"),
     (top(sizes={}), "size m: not given"),
     (sizes(m="64"), "every size is an int"),
@@ -570,7 +570,7 @@ def number(field: str, value: Any) -> Change:
 
 CHIPS: list[tuple[Change, str]] = [
     (top(version="2"), 'version "2"'),
-    (top(version=1), "version 1; this tinygpu reads version 2"),
+    (top(version=1), "version 1; this tinygpu reads version 3"),
     (top(format="tinygpu schedule"), "tinygpu device"),
     (top(extra=1), "extra is unknown"),
     (lambda tree: tree.pop("name"), "name is missing"),

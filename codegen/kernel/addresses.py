@@ -184,6 +184,8 @@ class Addresses:
         asked: list[dict[tuple[Scalar, int], None]] = [{}, {}]
         for do in run:
             for access in do.accesses:
+                if (len(access.value), len(access.thread)) != (len(do.values), len(do.threads)):
+                    return False
                 modes = (
                     *zip(do.values, access.value, strict=True),
                     *zip(do.threads, access.thread, strict=True),

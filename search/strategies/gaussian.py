@@ -6,8 +6,8 @@ take as little as
     b(x) = p(x) exp(mean(x) - DOUBT deviation(x)),
 
 a lower confidence bound of its seconds.  The schedules of the least bounds are evaluated, ``BATCH``
-at a time, and ``FIRST`` before anything is known, as kernels are built side by side.  Within a
-batch each is chosen as if those before it were known already, so that no two of them ask the same.
+at a time, and before anything is known as many as are built in the time of one.  Within a batch
+each is chosen as if those before it were known already, so that no two of them ask the same.
 What was evaluated changes both mean and deviation, and the single changes of the best few become
 schedules to choose among.  It ends where no bound is below the best that was found.
 
@@ -28,17 +28,15 @@ from tinygpu.search.residual import Residual
 from tinygpu.search.strategies.walk import Domain, Steps
 from tinygpu.term.schedule import Schedule
 
-__all__ = ["BATCH", "DOUBT", "FIRST", "WIDER", "gaussian"]
+__all__ = ["BATCH", "DOUBT", "WIDER", "gaussian"]
 
-FIRST, BATCH, DOUBT = 16, 4, 2.0
-"""How many are evaluated at first and then at once; how many deviations below a bound is."""
+BATCH, DOUBT = 4, 2.0
+"""How many are evaluated at once; how many deviations below its mean a bound is."""
 WIDER = (3, 6, 12)
 """How many of the best are changed; more where the changes of fewer promise nothing."""
 
 
-def gaussian(
-    domain: Domain, rng: np.random.Generator, *, batch: int = BATCH, first: int = FIRST
-) -> Steps:
+def gaussian(domain: Domain, rng: np.random.Generator, *, batch: int = BATCH) -> Steps:
     """Ask for the ``batch`` schedules that may be fastest, until none may be faster than the best.
 
     Those that are changed differ in ``apart``.
@@ -53,7 +51,9 @@ def gaussian(
                 if parent not in changed:
                     changed.add(parent)
                     pool.add(domain.near(parent))
-            if wanted := pool.promising(found, batch if found else first):
+            if wanted := pool.promising(
+                found, batch if found else max(batch, domain.built_at_once)
+            ):
                 break
         if not wanted:
             return

@@ -49,6 +49,8 @@ _FINAL_SECONDS, _FINAL_SHARE = 6.0, 0.4
 """What of a deadline is kept for the final, at most, and as a share of what is left."""
 _ASSEMBLING_SHARE, _LEAST_ASSEMBLING = 0.2, 1.0
 """Of a search's time, what ptxas may take to order the model's best, and the seconds it needs."""
+_MOST_AT_ONCE = 16
+"""Kernels of the first batch, at most: those of as many cores take as long to build as one."""
 _CAPTURE_SECONDS, _LEAST_ROUNDS = 0.08, 5
 """What preparing a candidate of the final takes; the fewest rounds that give quartiles."""
 
@@ -191,12 +193,16 @@ class _Tuning:
 
     def run(self, modules: Sequence[str]) -> Tuned:
         """Walk as the strategy wants, and compare the fastest."""
+        from tinygpu.codegen.run.build import cores
         from tinygpu.search.strategies import STRATEGIES, Domain, walk
 
         self.until = self.until.sooner(self.effort.seconds)
         for near in self.near.values():
             near.until = self.until
-        domain = Domain(self.first, self.changes, self.drawn, self.apart, self.pipelined)
+        domain = Domain(
+            self.first, self.changes, self.drawn, self.apart, self.pipelined,
+            min(cores(), _MOST_AT_ONCE),
+        )  # fmt: skip
         steps = STRATEGIES[self.effort.strategy](domain, np.random.default_rng(self.effort.seed))
         seconds = walk(steps, self.evaluate, go_on=self.go_on)
         right = sorted((s for s in seconds if math.isfinite(seconds[s])), key=seconds.__getitem__)

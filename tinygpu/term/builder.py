@@ -1439,8 +1439,11 @@ class Kernel:
         if array.axes[-1] == axis:
             room = select(step < array.slab, array.slab // step, 1)
             near = select(extent < room, extent, room)
+        if isinstance(near, int) and near < 1:
+            raise self.error(f"digit {digit}: has no elements; it needs one at least", digit)
         ways = (_across(array, axis, step), _across(array, axis, step * near))
-        return [(near, ways[0], 1), (extent // near, ways[1], near)]
+        beyond = extent // select(np.less(near, 1), 1, near)  # 0: of a point that is not legal
+        return [(near, ways[0], 1), (beyond, ways[1], near)]
 
     def tcgen05_mma(self, sums: Piece, x: Piece, y: Piece, *, fresh: LoopIndex) -> None:
         """Add the product of two tiles, tm tn += tm tk * part tk; where ``fresh`` is 0, set it.
@@ -2060,8 +2063,6 @@ class Kernel:
     def _declare(self, name: str, by: Counter, extent: Number | None) -> None:
         if name in self.op.axes or not name.isidentifier():
             raise self.error(f"digit {name}: is an axis, or no name; give it another", name)
-        if by == "values" and isinstance(extent, int) and extent < 1:
-            raise self.error(f"digit {name}: has {extent} elements; it needs one at least", name)
         known = self._digits.get(name)
         if known and (known.by, by) != ("a tile", "a tile"):
             raise self.error(f"digit {name}: {known.by} counts it already", name)
