@@ -626,7 +626,8 @@ class _Accountant:
         width, end = do.write.buffer.type.bytes, FITTED["product_end"]
         match how.unit:
             case "tensor" if how.issuer == "one":
-                return Event("product", product_cycles(do, device, smem), latency=end)
+                whole = device.smem_bytes_per_cycle_per_sm  # what is published of tcgen05
+                return Event("product", product_cycles(do, device, whole), latency=end)
             case "tensor":
                 k, inner, outer, rows = product_of(do).values
                 count = k * inner * outer * rows
