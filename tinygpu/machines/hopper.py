@@ -274,9 +274,8 @@ class TileStore:
             fused = k.op.epilogue != ACC  # its steps are registers too: 8 columns at a time
             for _ in k.each("far"):
                 for _ in k.each("chunk"):
-                    for _ in k.each("half"):  # a row's neighbours after each other: 7 % of 2.8 us
-                        for _ in k.each("group") if fused else (None,):
-                            k.store(c[self.at], self.finished(sums))
+                    for _ in k.each("group") if fused else (None,):
+                        k.store(c[self.at], self.finished(sums))
             return
         store = k.stmatrix if DTYPES[c.dtype].bytes == 2 else k.store
         part = f"high = ({'far ' * (not machine.swap)}warp half octet), col = (group quad pair)"
