@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -44,14 +43,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-BEHIND: dict[str, str] = json.loads((GOLDEN / "behind.json").read_text(encoding="utf-8"))
-"""Tests of recorded tables and pages that are behind the code, and why: each a debt, none a rule."""
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if item.nodeid in BEHIND:
-            item.add_marker(pytest.mark.xfail(reason=BEHIND[item.nodeid], strict=False))
     needing = [item for item in items if item.get_closest_marker("gpu")]
     reason = why_no_gpu() if needing else None
     if reason is not None:

@@ -44,7 +44,7 @@ What has no steps is a formula, which ``path`` gives of any numbers, of a whole 
 >>> found = agents(term, load_device("h200"), {"m": 128, "n": 128, "k": 8192})
 >>> few, many = (Recursion(found)(1, 1, steps, 4, *numbers(found)) for steps in (100, 101))
 >>> round(many - few)        # a step's period: shared memory, 32 KiB in and 48 KiB out
-515
+610
 
 Source: ``docs/model.md``, section "Time"; Baccelli et al., "Synchronization and Linearity", 1992.
 """

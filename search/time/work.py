@@ -33,7 +33,7 @@ form that the recursion follows step by step, with one loop over steps or severa
 >>> term = Hopper().program(matmul("bf16", layout="nt"), Chosen(STARTS["cluster"]))
 >>> producer, consumer = agents(term, load_device("h200"), {"m": 4096, "n": 4096, "k": 4096})
 >>> [event.kind for event in producer.body], int(consumer.body[1].cycles["tensor"])
-(['wait', 'arrive', 'load', 'load'], 512)
+(['wait', 'arrive', 'load', 'load'], 567)
 
 Source: ``docs/model.md``, section "Time"; rates of wgmma: Luo et al., arXiv 2402.13499.
 """
