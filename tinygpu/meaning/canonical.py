@@ -20,7 +20,7 @@ takes such a term.
 >>> program = Simt().program(matmul(), Chosen(LADDER["shared"]))
 >>> inputs = {"a": np.ones((33, 7)), "b": np.ones((7, 40))}
 >>> output, findings, _ = canonical_run(program, {"m": 33, "n": 40, "k": 7}, inputs, {}, FLOATS)
->>> output.shape, float(output.min()), float(output.max()), findings
+>>> output["c"].shape, float(output["c"].min()), float(output["c"].max()), findings
 ((33, 40), 7.0, 7.0, ())
 
 Source: ``docs/model.md``, section "Meaning"; the law R of ``docs/model-concurrency.md``.
