@@ -168,7 +168,7 @@ MISTAKES = {
     "syntax.py:Axpb": "syntax.py: line 1: SyntaxError: invalid syntax",
     "exits.py:Axpb": "exits.py, line 1: SystemExit: 3",
     "empty.py:Axpb": "has no class derived from tinygpu.Machine",
-    "smt": "blackwell, elementwise, rows, attention; did you mean simt?",
+    "smt": "blackwell, elementwise, rows, attention, ampere_attention; did you mean simt?",
 }
 BAD = """
 from tinygpu.term.machine import Choice, Machine, instructions
