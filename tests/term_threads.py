@@ -261,6 +261,8 @@ class Thread:
         gmem, smem = (read, do.write) if loads else (do.write, read)
         box = (*do.values[:2], *(1,) * (len(gmem.origin) - 2))  # one of a batch
         source = TensorMap(gmem.buffer.name, gmem.buffer.dtype, box, smem.buffer.swizzle[0])
+        # an address is told before it is swizzled: TMA does that, and a box may begin at any line
+        smem = replace(smem, buffer=replace(smem.buffer, swizzle=(0, 0, 0)))
         if loads and read.trimmed:
             lines = self.inside(do, env)
             if lines <= 0:

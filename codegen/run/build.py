@@ -21,7 +21,7 @@ from __future__ import annotations
 import base64
 import pickle
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -106,7 +106,7 @@ class Builders(ExitStack):
 
     def each(
         self, wanted: Sequence[Wanted], until: Deadline = NEVER
-    ) -> Iterator[Built | TinyGpuError]:
+    ) -> Generator[Built | TinyGpuError]:
         """Yield what ``build_many`` returns, in order, each as soon as it is there.
 
         It ends at the deadline, with fewer; what is being built then is given up.
@@ -130,17 +130,19 @@ class Builders(ExitStack):
         if not wanted:
             return
         self._ready()
-        pool, busy = ThreadPoolExecutor(jobs), self._workers[:jobs]
+        pool, busy, finished = ThreadPoolExecutor(jobs), self._workers[:jobs], False
         seconds = None if until.open else until.left()
         try:
             yield from pool.map(ask, wanted, timeout=seconds)
+            finished = True
         except TimeoutError:
+            pass
+        finally:  # whoever leaves before the end leaves nothing that is being built
             pool.shutdown(wait=False, cancel_futures=True)
-            for worker in busy:
-                worker.kill()
+            if not finished:
+                for worker in busy:
+                    worker.kill()
             pool.shutdown(wait=True)
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
 
     def codes(
         self, wanted: Sequence[Wanted], until: Deadline = NEVER

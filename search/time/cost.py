@@ -175,8 +175,8 @@ class Placed:
 
     Clusters do ``tiles`` in ``waves``; a CTA does ``turns`` of them and has 1 / ``share`` of an
     SM.  ``agents`` know how long their loads take in the busy chip; the bytes are those of the
-    whole launch.  ``dram_slow``: how much longer DRAM takes, as too few bytes are in flight.
-    ``at_once``: how many clusters run at once.
+    whole launch.  ``dram_slow``: how much longer DRAM takes for loads, as too few bytes are in
+    flight.  ``at_once``: how many clusters run at once.
     """
 
     agents: tuple[TimedAgent, ...]
@@ -312,8 +312,8 @@ def _of_steps(f: Features, place: Placed) -> Breakdown:
     energy, share = _energy(f, place), FITTED["power_share"]
     parts["power"] = longest ** (1 - share) * energy**share
     parts["l2"] = (place.asked_bytes + place.stored_bytes) / (l2_rate * device.clock_hz)
+    parts["dram"] = (place.dram_bytes * place.dram_slow + place.stored_bytes) / dram_rate
     dram = (place.dram_bytes + place.stored_bytes) / dram_rate
-    parts["dram"] = dram * place.dram_slow
     parts["launch"] = 0.0 if "launch" in launch.without else device.launch_seconds
     parts["clear"] = launch.clear_seconds()
 

@@ -18,9 +18,10 @@ import math
 import queue
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
-from threading import Thread
+from threading import Event, Thread
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -54,6 +55,8 @@ _TRIES, _OF_ONE_TILE, _AHEAD, _LONGEST = 200, 2, 4, 1.0
 _WITHIN = 0.1
 _GRID = ((-1.0, -0.5, 0.0, 0.5, 1.0), (-0.25, 0.25))
 """Shares of that by which a number is moved: coarsely, and then around the best."""
+_GAIN = 0.05
+"""The share by which the error has to fall for a move: less is the kernels' noise."""
 _FEW, _ENOUGH = 8, 16
 """Kernels of a machine below which its error says nothing; those that a fit needs at most."""
 
@@ -153,13 +156,16 @@ def timings(
     from tinygpu.codegen.run.measure import COARSE, Campaign, Crew
 
     options, done, until = options or COARSE, 0, until.before(_FIT_SECONDS)
-    with Crew(options.worker) as crew:
+    with Crew(options.worker) as crew, ExitStack() as here:
         hello = crew.worker.ask({"do": "hello"}, options.limit_seconds)
         if "failed" in hello:
             raise LaunchError(f"worker: {hello['failed']}")
-        ready = queue.Queue[Group | Exception | None](maxsize=_AHEAD)
-        building = partial(_build, crew, groups, str(hello["arch"]), ready, until)
-        Thread(target=building, daemon=True).start()
+        ready, over = queue.Queue[Group | Exception | None](maxsize=_AHEAD), Event()
+        building = partial(_build, crew, groups, str(hello["arch"]), ready, until, over)
+        thread = Thread(target=building, daemon=True)
+        thread.start()
+        here.callback(thread.join)
+        here.callback(over.set)
         while not until.passed():
             try:
                 group = ready.get(timeout=min(until.left(), _LONGEST))
@@ -185,16 +191,30 @@ def _build(
     arch: str,
     ready: queue.Queue[Group | Exception | None],
     until: Deadline,
+    over: Event,
 ) -> None:
-    """Build each group on all cores into what the crew has built; hand over what could be."""
+    """Build each group on all cores into what the crew has built; hand over what could be.
+
+    It ends at the deadline, or soon after nobody waits any more (``over``).
+    """
     from tinygpu.codegen.run.build import Built
     from tinygpu.space.measurement import describe
+
+    def hand(what: Group | Exception | None) -> None:
+        while not over.is_set():
+            with suppress(queue.Full):
+                ready.put(what, timeout=_LONGEST)
+                return
 
     try:
         for group in groups:
             right = []
             jobs = [(group.program(s), arch, group.problem.sizes) for s in group.schedules]
-            for schedule, built in zip(group.schedules, crew.builders.each(jobs, until)):  # noqa: B905
+            found = crew.builders.each(jobs, until)
+            for schedule, built in zip(group.schedules, found):  # noqa: B905
+                if over.is_set():
+                    found.close()
+                    return
                 operation, _, name = describe(group.problem, schedule)
                 if isinstance(built, Built):
                     crew.built[operation, name] = built
@@ -202,11 +222,11 @@ def _build(
             if until.passed():
                 break
             if right:
-                ready.put(Group(group.machine, group.problem, tuple(right)))
+                hand(Group(group.machine, group.problem, tuple(right)))
     except Exception as error:  # of this thread: the caller's is to tell it
-        ready.put(error)
+        hand(error)
     else:
-        ready.put(None)
+        hand(None)
 
 
 def refined(device: Device, timed: Sequence[Timed], rng: np.random.Generator) -> Device:
@@ -221,13 +241,13 @@ def refined(device: Device, timed: Sequence[Timed], rng: np.random.Generator) ->
         return device
     factors = dict.fromkeys(FITTED_NUMBERS, 1.0)
     best = _mean(device, fit)
-    for field in FITTED_NUMBERS:
-        for steps in _GRID:
+    for steps in _GRID:
+        for field in FITTED_NUMBERS:
             middle = factors[field]
             for step in steps:
                 factor = min(max(middle * (1 + _WITHIN * step), 1 - _WITHIN), 1 + _WITHIN)
                 error = _mean(_moved(device, factors | {field: factor}), fit)
-                if error < best:
+                if error < (1 - _GAIN) * best:
                     best, factors[field] = error, factor
     before, moved = errors_of(device, held), _moved(device, factors)
     after = errors_of(moved, held)
