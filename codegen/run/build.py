@@ -130,18 +130,18 @@ class Builders(ExitStack):
         if not wanted:
             return
         self._ready()
-        pool, busy, finished = ThreadPoolExecutor(jobs), self._workers[:jobs], False
+        pool, busy, there = ThreadPoolExecutor(jobs), self._workers[:jobs], 0
         seconds = None if until.open else until.left()
         try:
-            yield from pool.map(ask, wanted, timeout=seconds)
-            finished = True
+            for found in pool.map(ask, wanted, timeout=seconds):
+                there += 1
+                yield found
         except TimeoutError:
             pass
-        finally:  # whoever leaves before the end leaves nothing that is being built
+        finally:  # who leaves before the last leaves nothing that is being built
             pool.shutdown(wait=False, cancel_futures=True)
-            if not finished:
-                for worker in busy:
-                    worker.kill()
+            for worker in busy if there < len(wanted) else ():
+                worker.kill()
             pool.shutdown(wait=True)
 
     def codes(
