@@ -109,14 +109,17 @@ def rank(
             return _ranking(
                 space, k, parts.entries, parts.admissible, parts.scored, proven=False, until=until
             )
-    require(space)
+    if until.open:
+        require(space)
     search = Search(space, k, spread, below)
-    search.start(exact=exact, progress=None if exact else progress, until=until)
+    news = search.start(exact=exact, progress=None if exact else progress, until=until)
     if exact:
         search.finish(progress)
+    if not news.admissible and not until.passed():
+        require(space)
     return _ranking(
-        space, k, search.entries(), space.count(), search.scored,
-        proven=exact and not search.climbed, until=until,
+        space, k, search.entries(), space.count() if until.open else news.admissible,
+        search.scored, proven=exact and not search.climbed, until=until,
     )  # fmt: skip
 
 
