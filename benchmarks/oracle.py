@@ -63,6 +63,7 @@ __all__ = [
     "main",
     "path_of",
     "problem_of",
+    "still",
 ]
 
 ORACLE = FOLDER / "oracle"
@@ -160,6 +161,21 @@ def draw(case: Sequence[Any], before: Mapping[str, Any] | None = None) -> dict[s
 def decisions_of(tree: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the decisions of a file's schedules."""
     return [dict(zip(tree["decisions"], row, strict=True)) for row in tree["schedules"]]
+
+
+def still(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a file without the schedules that its machine has no more."""
+    machine, operation = MACHINES[tree["case"][0]], problem_of(tree["case"]).operation
+    before = {n: c.before for n, c in machine.decisions().items() if c.before is not None}
+    there = [
+        i
+        for i, one in enumerate(decisions_of(tree))
+        if all(r.holds for r in machine.requires(operation, Chosen({**before, **one})))
+    ]
+    count = len(tree["schedules"])
+    columns = {n: c for n, c in tree.items() if isinstance(c, list) and len(c) == count}
+    kept = {n: [c[i] for i in there] for n, c in columns.items()}
+    return {**tree, **kept, "best": sum(i < tree["best"] for i in there)}
 
 
 def code_of(case: Sequence[Any], decisions: dict[str, Any], arch: str) -> tuple[Any, ...]:

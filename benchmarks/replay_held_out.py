@@ -32,7 +32,7 @@ import numpy as np
 
 from benchmarks import time_model
 from benchmarks.drawn_landscapes import CASES, DRAWN
-from benchmarks.oracle import HELD_OUT, decisions_of, path_of
+from benchmarks.oracle import HELD_OUT, decisions_of, path_of, still
 from benchmarks.peers import FOLDER, write_tree
 from benchmarks.replay import NEAR, Landscape, curve, table
 from tinygpu.codegen.run.provenance import provenance
@@ -97,6 +97,7 @@ def _of_files(files: Sequence[Path]) -> Iterator[Landscape]:
         tree = json.loads(file.read_text(encoding="utf-8"))
         if "first" not in tree:
             continue
+        tree = still(tree)
         visits = np.array([tree["first"], tree["second"]], float)
         seconds = np.exp(np.log(visits).mean(axis=0))
         told = {"registers": [0] * len(seconds), "spills": [0] * len(seconds), **tree}

@@ -19,19 +19,19 @@ __all__ = ["FITTED", "INTERVALS"]
 
 FITTED: Mapping[str, float] = {
     # integer instructions the assembler needs
-    "index_pointer": 2.75,
+    "index_pointer": 5.16,
     "index_i32": 3.5,
-    "index_i64": 8.0,
+    "index_i64": 4.26,
     "index_known": 0.75,  # the share of them where sizes are in the code
-    "guard": 3.0,
-    "guard_fixed": 0.77,
+    "guard": 2.51,
+    "guard_fixed": 0.41,
     "loop": 3.0,
-    "swizzle": 2.0,
+    "swizzle": 1.94,
     # how much slower an FMA is where vectors of an operand were loaded across its run: banks
     "fma_apart": 0.2,
     # how sharply one bound takes over from another
     "unit_power": 2.42,
-    "blend_power": 5.0,
+    "blend_power": 6.75,
     # what the first fragments behind a barrier add of the time in which shared memory sends them
     "burst": 0.3,
     # integer instructions of a statement that asks whether its tile is whole: a branch cuts the
@@ -40,7 +40,7 @@ FITTED: Mapping[str, float] = {
     # cycles of an SM for each element that a red adds
     "red": 0.7,
     # cycles from a launch to its first instructions' results: code, parameters and pages are cold
-    "start": 2640.0,
+    "start": 2200.0,
     # what CTAs that share an SM get from L2, over the rate that one kind of load reaches alone
     "l2_rate": 1.95,
     # how much later the last copy of a group lands than one alone does: a wait is for all of them
@@ -55,13 +55,13 @@ FITTED: Mapping[str, float] = {
     # how much slower each spilled register makes a kernel (52 to 4.6 TFLOP/s at about 100)
     "spill": 0.08,
     # cycles from a loop's last issue to its first again: the branch and the refill
-    "turn": 5.06,
+    "turn": 2.69,
     # loads of an unrolled loop that are in flight together where it keeps to few registers
     "loads_in_flight": 5.61,
     # multiply-adds past which the assembler moves loads up where ctas_per_sm bounds its registers
     "ahead": 320.0,
     # registers of a thread that hold neither sums nor loads in flight
-    "beside": 24.0,
+    "beside": 17.8,
     # cycles between two instructions of one warp
     "warp_interval": 2.01,
     # cycles in which one thread issues a TMA instruction, and TMA walks one row of a box
@@ -132,17 +132,18 @@ FITTED: Mapping[str, float] = {
 }
 
 INTERVALS: Mapping[str, tuple[float, float]] = {
-    "threads": (0.516, 2.28),
-    "threads, latency": (0.592, 1.59),
-    "threads, fp64": (0.49, 1.46),
-    "threads, issue": (0.888, 1.35),
-    "warps": (0.773, 1.31),
-    "warps, latency": (0.786, 1.29),
-    "warps, smem": (0.714, 1.47),
-    "tiles": (0.825, 1.19),
-    "tiles, dram": (0.873, 1.06),
-    "tiles, latency": (0.674, 1.22),
-    "tiles, power": (0.86, 1.21),
+    "threads": (0.516, 2.7),
+    "threads, latency": (0.587, 1.81),
+    "threads, fp64": (0.547, 1.57),
+    "threads, issue": (0.887, 1.4),
+    "warps": (0.771, 1.33),
+    "warps, latency": (0.796, 1.28),
+    "warps, smem": (0.713, 1.45),
+    "tiles": (0.807, 1.18),
+    "tiles, dram": (0.795, 1.1),
+    "tiles, latency": (0.599, 1.1),
+    "tiles, power": (0.863, 1.18),
+    "tiles, smem": (0.851, 1.23),
 }
 """Between which shares of the predicted time nine in ten measured times lie, by regime.
 
@@ -151,7 +152,7 @@ They are quantiles over the fitting half of the oracle (``benchmarks/time_model.
 so far apart that of a shape which is left out nine in ten lie between them.
 """
 
-RANKING: Mapping[str, float] = {"threads": 0.0985, "warps": 0.0716, "tiles": 0.042}
+RANKING: Mapping[str, float] = {"threads": 0.1, "warps": 0.0646, "tiles": 0.0425}
 """The error of a ratio of two predicted times, as a logarithm, that half of all pairs exceed.
 
 Two schedules of a problem, both predicted within 1.5 of the fastest: the mean over the shapes of
