@@ -99,9 +99,9 @@ class Landscape:
 
     @cached_property
     def pipelined(self) -> list[Schedule]:
-        """The schedule of the loop that z3 chose, in this box."""
+        """The schedule of the loop that z3 chose, if it is in this box."""
         found = pipeline(space_of(self.shape))
-        return [found[1]] if found else []
+        return [found[1]] if found and found[1] in self.seconds else []
 
     def domain(self, start: str, seed: int) -> Domain:
         """Return what a strategy may know of it."""
