@@ -36,7 +36,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.fit import refit
-from benchmarks.oracle import FITTING, HELD_OUT, path_of
+from benchmarks.oracle import FITTING, HELD_OUT, path_of, still
 from benchmarks.peers import FOLDER, write_tree
 from tinygpu.codegen.run.provenance import provenance
 from tinygpu.devices.device import Device, load_device
@@ -102,7 +102,7 @@ def load_bank(card: str, *, held_out: bool) -> tuple[Bank, ...]:
             continue
         path = path_of(case, FOLDER.parent / card / "oracle")
         try:
-            tree = json.loads(path.read_text(encoding="utf-8"))
+            tree = still(json.loads(path.read_text(encoding="utf-8")))
             visits = np.array([tree["first"], tree["second"]], dtype=float)
             choices = Hopper.decisions()
             newer = [
@@ -112,17 +112,8 @@ def load_bank(card: str, *, held_out: bool) -> tuple[Bank, ...]:
             names = (*tree["decisions"], *newer)
             rows = tuple((*row, *before) for row in tree["schedules"])
             _, dtype, _, (m, n, k) = tree["case"]
-            operation, hopper = matmul(dtype, layout="nt"), Hopper()
-            there = [
-                i
-                for i, row in enumerate(rows)
-                if all(
-                    r.holds
-                    for r in hopper.requires(operation, Chosen(dict(zip(names, row, strict=True))))
-                )
-            ]  # the machine has these still
-            means = np.log(visits).mean(axis=0)[there]
-            found.append(Bank(names, (m, n, k), tuple(rows[i] for i in there), means, dtype))
+            means = np.log(visits).mean(axis=0)
+            found.append(Bank(names, (m, n, k), rows, means, dtype))
         except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
             raise StoreError(
                 f"runs {path}: not readable ({error}); it is in the repository"

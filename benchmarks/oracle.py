@@ -57,6 +57,7 @@ __all__ = [
     "FITTING",
     "HELD_OUT",
     "ORACLE",
+    "as_measured",
     "code_of",
     "decisions_of",
     "draw",
@@ -163,14 +164,20 @@ def decisions_of(tree: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [dict(zip(tree["decisions"], row, strict=True)) for row in tree["schedules"]]
 
 
+def as_measured(decisions: Mapping[str, Any]) -> bool:
+    """Say whether a schedule's code is what was measured: a cluster added k in its first CTA."""
+    return int(decisions.get("cluster_k", 1)) == 1
+
+
 def still(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a file without the schedules that its machine has no more."""
+    """Return a file without the schedules that its machine has no more, or makes other code of."""
     machine, operation = MACHINES[tree["case"][0]], problem_of(tree["case"]).operation
     before = {n: c.before for n, c in machine.decisions().items() if c.before is not None}
     there = [
         i
         for i, one in enumerate(decisions_of(tree))
-        if all(r.holds for r in machine.requires(operation, Chosen({**before, **one})))
+        if as_measured(one)
+        and all(r.holds for r in machine.requires(operation, Chosen({**before, **one})))
     ]
     count = len(tree["schedules"])
     columns = {n: c for n, c in tree.items() if isinstance(c, list) and len(c) == count}

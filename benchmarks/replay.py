@@ -46,6 +46,7 @@ from numpy.typing import NDArray
 
 from benchmarks.fit_hopper import Bank, predicted, terms
 from benchmarks.landscapes import LANDSCAPES, SHAPES, space_of
+from benchmarks.oracle import as_measured
 from benchmarks.peers import FOLDER, write_tree
 from tinygpu.codegen.run.provenance import provenance
 from tinygpu.devices.device import load_device
@@ -151,7 +152,11 @@ def load(folder: Path = LANDSCAPES) -> list[Landscape]:
     for shape, times in zip(SHAPES, model, strict=True):
         file = folder / f"{'x'.join(map(str, shape))}.json"
         seconds = json.loads(file.read_text(encoding="utf-8"))["seconds"]
-        known = [i for i, second in enumerate(seconds) if second is not None]
+        known = [
+            i
+            for i, second in enumerate(seconds)
+            if second is not None and as_measured(dict(schedules[i].decisions))
+        ]
         found.append(
             Landscape(
                 shape,

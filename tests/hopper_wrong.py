@@ -20,7 +20,6 @@ from tinygpu.term.program import (
     Statement,
     Sync,
     Wait,
-    When,
     var,
 )
 
@@ -182,7 +181,11 @@ WRONG: tuple[tuple[str, str, Program], ...] = (
     ("multicast", "elsewhere in gmem", dos(term("cluster"), LOAD, moved_part)),
     ("home", "its home is along rank, no axis", rebuffered(to_first, "parts", home="rank")),
     ("home", "only st.shared", rebuffered(term("shared k"), "smem_a", home="rank_k")),
-    ("store_once", "stored 2 times, once for each rank_k", dos(term("shared k"), "st.global", all_to_one_part)),
+    (
+        "store_once",
+        "stored 2 times, once for each rank_k",
+        dos(term("shared k"), "st.global", all_to_one_part),
+    ),
     (
         "mbarrier",
         "expects 49168 B of a phase, and 49152 B land",

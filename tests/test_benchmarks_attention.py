@@ -348,7 +348,7 @@ def test_what_a_rejected_mutant_does_is_written_at_once(
 
     class Told(FakeWorker):
         def __init__(self, _: Any) -> None:
-            self.left = iter(next(answers))
+            self.left = iter([dict(one) for one in next(answers)])
 
     monkeypatch.setattr(attention_rejected, "Worker", Told)
     monkeypatch.setattr(attention_rejected, "_STARTING", 1)

@@ -10,7 +10,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -148,9 +148,9 @@ class Fake:
 class Nothing(Builders):
     """Builders that build nothing."""
 
-    def each(self, wanted: Sequence[Any], until: Deadline = NEVER) -> Iterator[Any]:
+    def each(self, wanted: Sequence[Any], until: Deadline = NEVER) -> Generator[Any]:
         cubins = [SimpleNamespace(bytes=b"", registers=40) for _ in wanted]
-        return iter([Built("sm_90a", "", cast("Cubin", cubin)) for cubin in cubins])
+        yield from [Built("sm_90a", "", cast("Cubin", cubin)) for cubin in cubins]
 
 
 @pytest.fixture

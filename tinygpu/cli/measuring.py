@@ -193,7 +193,7 @@ class _Tuning:
 
     def run(self, modules: Sequence[str]) -> Tuned:
         """Walk as the strategy wants, and compare the fastest."""
-        from tinygpu.codegen.run.build import cores
+        from tinygpu.cores import cores
         from tinygpu.search.strategies import STRATEGIES, Domain, walk
 
         self.until = self.until.sooner(self.effort.seconds)
