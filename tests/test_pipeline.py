@@ -11,6 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from benchmarks.hopper_stores import program_of
 from benchmarks.peers import FOLDER, load_rows
 from tinygpu.devices.device import Device, load_device
 from tinygpu.errors import ProgramError
@@ -343,6 +344,16 @@ def test_measured(row: dict[str, Any]) -> None:
     sizes = {axis: row[axis] for axis in "mnk"}
     here = seconds(term(row["start"]), sizes, load_device("h100"))
     assert here == pytest.approx(row["alone_seconds"], rel=0.1)
+
+
+@pytest.mark.parametrize("row", load_rows("hopper_stores", FOLDER.parent / "h100"), ids=str)
+def test_lines_that_are_stored_cost_l2_each(row: dict[str, Any]) -> None:
+    """However narrow: 16 B a line take twice as long as 128 B; alone on an H100, within a fifth."""
+    sizes = {axis: row[axis] for axis in "mnk"}
+    here = cost(program_of(row), sizes, load_device("h100"))
+    assert float(here.seconds) == pytest.approx(row["alone_seconds"], rel=0.2)
+    if row["alone_seconds"] > 260e-6 and row["k"] == 512:
+        assert here.bottleneck == "l2"
 
 
 def test_what_decides() -> None:

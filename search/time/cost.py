@@ -311,7 +311,9 @@ def _of_steps(f: Features, place: Placed) -> Breakdown:
     parts["latency"] = 0.0 if hidden else np.maximum(cycles / device.clock_hz - longest, 0.0)
     energy, share = _energy(f, place), FITTED["power_share"]
     parts["power"] = longest ** (1 - share) * energy**share
-    parts["l2"] = (place.asked_bytes + place.stored_bytes) / (l2_rate * device.clock_hz)
+    writes = place.tiles * launch.cluster * _work(f.agents, f.steps, "writes")
+    sent = place.asked_bytes / l2_rate + FITTED["l2_write"] * writes
+    parts["l2"] = sent / device.clock_hz
     parts["dram"] = (place.dram_bytes * place.dram_slow + place.stored_bytes) / dram_rate
     dram = (place.dram_bytes + place.stored_bytes) / dram_rate
     parts["launch"] = 0.0 if "launch" in launch.without else device.launch_seconds
@@ -319,7 +321,7 @@ def _of_steps(f: Features, place: Placed) -> Breakdown:
 
     def capped_with(seconds: Numbers, dram: Numbers, late: Numbers) -> Numbers:
         capped = seconds ** (1 - share) * np.maximum(seconds, energy) ** share
-        blended = blend([capped, dram], FITTED["tile_power"])
+        blended = blend([capped, dram, parts["l2"]], FITTED["tile_power"])
         return resolved(blended * late + (parts["launch"] + parts["clear"]))
 
     late: Numbers = 1.0

@@ -110,6 +110,8 @@ FITTED: Mapping[str, float] = {
     "dram_seconds": 8.74e-07,
     # the rate of what L2 has to fetch from DRAM, over that of what it has
     "l2_misses": 0.584,
+    # cycles in which L2 takes a write of up to 64 B, of all SMs together
+    "l2_write": 0.04,
     # what an early start adds to DRAM's bytes of what CTAs share, as they start apart
     "apart": 0.26,
     # how much longer a launch takes that starts early where half of it finds no room

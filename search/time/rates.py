@@ -49,6 +49,7 @@ MMA_VALUES = 8  # spec: pair, half, half of k: what a statement counts in one mm
 MMA_LATENCY_CYCLES = 24.0  # published: arXiv 2402.13499
 _FLOP = 2 * 16 * 8 * 16
 _SHARE = {"sm_90a": 0.65, "sm_90": 0.65}  # published: 494 of 757 TFLOP/s, arXiv 2402.13499
+_WRITE_BYTES = 64
 _HOME_BYTES_PER_CYCLE = 32.0  # fitted: 112 kernels of an H100, 2026-11-25 (docs/decisions.md)
 _TMEM_BYTES_PER_CYCLE = 512  # a guess until measured: 128 B for each of four warps
 _CELL_BYTES = 4
@@ -132,6 +133,14 @@ def row_sectors(do: Do, count: Numbers, device: Device) -> Numbers:
     """Return the sectors that storing ``count`` elements of rows, a row a thread, touches."""
     each = do.vector * do.write.buffer.type.bytes / device.sector_bytes
     return np.maximum(each, 1) * count / do.vector
+
+
+def line_writes(line_bytes: Numbers) -> Numbers:
+    """Return the writes that a line of so many bytes is for L2, in the mean over where it begins.
+
+    L2 takes what lies within 64 B at once.
+    """
+    return (line_bytes + _WRITE_BYTES - np.gcd(line_bytes, _WRITE_BYTES)) / _WRITE_BYTES
 
 
 def home_cycles(do: Do, count: Any, extents: Mapping[str, Any]) -> Any:

@@ -60,6 +60,7 @@ from tinygpu.search.time.rates import (
     copy_cycles,
     fill_rate,
     home_cycles,
+    line_writes,
     matrices,
     mbarrier_latency,
     mma_cycles,
@@ -666,6 +667,7 @@ class _Accountant:
                     "serial": FITTED["tma_issue"],
                     "smem": count * width / smem,
                     "tma": FITTED["tma_line"] * count / do.values[0],
+                    "writes": line_writes(do.values[0] * width) * count / do.values[0],
                 }
                 return Event("store", cycles, latency=device.smem_latency_cycles)
             case "cvt":
@@ -678,15 +680,13 @@ class _Accountant:
                 return self.part({"smem": count * width / smem})
             case "lsu" if any(a.buffer.fragment == "row" for a in do.accesses):
                 sectors = row_sectors(do, count, device)
-                return Event("work", {"serial": FITTED["direct_store"] * sectors * self.together})
+                cycles = {"serial": FITTED["direct_store"] * sectors * self.together}
+                return Event("work", {**cycles, "writes": sectors})
             case "lsu":
-                stored = (
-                    FITTED["direct_store"]
-                    * sectors_of_warp(do, self.values, device.sector_bytes)
-                    * count
-                    / (WARP * do.vector)
-                )
-                return Event("work", {"serial": stored * self.together})
+                sectors = sectors_of_warp(do, self.values, device.sector_bytes)
+                sectors = sectors * count / (WARP * do.vector)
+                stored = FITTED["direct_store"] * sectors
+                return Event("work", {"serial": stored * self.together, "writes": sectors})
             case _:
                 return self.part({"issue": count / (WARP * device.warp_schedulers_per_sm)})
 
