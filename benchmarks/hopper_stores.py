@@ -2,8 +2,8 @@
 
 One point of hopper (``POINT``, bf16, layout nt), whose epilogue stores lines of 16 to 128 B by TMA,
 or fragments straight from registers, into bf16 and f32, at ``SIZES``.  Each runs alone without a
-pause for half a second, of which the last part counts.  ``h100/hopper_stores.json``: seconds, clock and
-power.  ``l2_write`` of the time model was chosen by these; ``tests/test_pipeline.py`` holds it.
+pause for half a second, of which the last part counts.  ``h100/hopper_stores.json``: seconds, clock
+and power.  The time model's ``l2_write`` was chosen by these; ``tests/test_pipeline.py`` holds it.
 """
 
 from __future__ import annotations

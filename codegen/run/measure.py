@@ -94,9 +94,9 @@ COARSE = Options(
 SUSTAINED = replace(COARSE, rounds=25, warm_seconds=1.0)
 """Round robin without a pause: what decides between the fastest."""
 LATE = "not measured: the time was over"
-_TIMING_SECONDS, _LEAST_SECONDS = 2.0, 3.0
-"""What is kept of a deadline to time the first batch, as of others what the last one took; what a
-request may take that was begun in time."""
+_TIMING_SECONDS, _TIMING_SHARE, _LEAST_SECONDS = 2.0, 0.5, 3.0
+"""What is kept of a deadline to time the first batch, as of others what the last one took, and of
+what is left at most; what a request may take that was begun in time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +187,7 @@ class Campaign(ExitStack):
         self._total = 0
         self._until = NEVER
         self._base_seconds = 0.0
-        self._timing_seconds = _TIMING_SECONDS
+        self.timing_seconds = _TIMING_SECONDS
 
     def __enter__(self) -> Campaign:
         """Start the worker.  Raises LaunchError if it cannot use a GPU."""
@@ -297,7 +297,8 @@ class Campaign(ExitStack):
                 self._fail(name, str(error))
         right = [name for name in wanted if name in self.kernels]
         fresh = [name for name in wanted if name not in self.kernels]
-        early = self._until.before(self._timing_seconds)  # what is right is to be timed, too
+        # what is right is to be timed, too, but where little is left some is built all the same
+        early = self._until.before(min(self.timing_seconds, _TIMING_SHARE * self._until.left()))
         every = self._built({n: wanted[n] for n in fresh}, early)
         for name, built in zip(fresh, every, strict=False):
             if early.passed():
@@ -381,7 +382,7 @@ class Campaign(ExitStack):
         }
         count, began = len(kernels) + len(peers), time.monotonic()
         answer = self._asked_worker(request, options.limit_seconds * (1 + count))
-        self._timing_seconds = time.monotonic() - began
+        self.timing_seconds = time.monotonic() - began
         if answer is None:
             return
         if "failed" not in answer:

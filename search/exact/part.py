@@ -7,7 +7,6 @@ so that it ends at once when the first process has ended.
 from __future__ import annotations
 
 import gc
-import math
 import pickle
 import sys
 import time
@@ -15,7 +14,7 @@ from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from threading import Thread
 
-from tinygpu.deadline import NEVER, Deadline
+from tinygpu.deadline import Deadline
 from tinygpu.search.exact.branch import Search
 from tinygpu.search.exact.half import listen, told
 from tinygpu.search.exact.pair import Failed, HalfResult
@@ -32,13 +31,12 @@ def serve(pipe: Connection) -> None:
     loading = True
     try:
         task: PartTask = pickle.loads(inbox.get())
-        finite = math.isfinite(task.seconds)
-        until = Deadline.within(task.seconds, time.monotonic) if finite else NEVER
-        for fixed in task.parts:
+        until = Deadline(task.end, time.monotonic)
+        for number, fixed in enumerate(task.parts):
             space = Space(task.machine, task.problem, task.device, fixed=fixed)
             loading = False
             search = Search(space, task.k, task.spread, task.below)
-            if until.passed():
+            if number and until.passed():  # of each process at least one is climbed in
                 pipe.send(HalfResult([], 0, 0))
                 continue
             news = search.start(exact=False, until=until)

@@ -18,8 +18,9 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import product
-from math import prod
+from math import inf, prod
 from multiprocessing.connection import Connection, wait
+from time import monotonic
 from typing import Any, cast
 
 from tinygpu.cores import cores
@@ -39,7 +40,7 @@ Fixed = Mapping[str, Any]
 class PartTask:
     """What a process climbs in: a Space's arguments, and what each part fixes of it.
 
-    ``seconds``: after so many nothing more is begun (infinite: never).
+    ``end``: when nothing more is begun (infinite: never), by the clock that all processes have.
     """
 
     machine: Any
@@ -49,7 +50,7 @@ class PartTask:
     k: int
     spread: tuple[str, ...]
     below: float
-    seconds: float
+    end: float
 
 
 def parts_of(space: Space) -> tuple[Fixed, ...]:
@@ -88,10 +89,8 @@ def climb_in_parts(
         left: dict[Any, int] = {}
         for number in range(many):
             mine = parts[number::many]
-            seconds = float("inf") if until.open else until.left()
-            task = PartTask(
-                space.machine, space.problem, space.device, mine, k, spread, below, seconds
-            )
+            end = inf if until.open else monotonic() + until.left()
+            task = PartTask(space.machine, space.problem, space.device, mine, k, spread, below, end)
             left[stack.enter_context(started(task, "tinygpu.search.exact.part"))] = len(mine)
         while left:
             for pipe in wait(list(left)):

@@ -47,6 +47,8 @@ _PEERS, _BEST_PEERS = 8, 2
 
 _FINAL_SECONDS, _FINAL_SHARE = 6.0, 0.4
 """What of a deadline is kept for the final, at most, and as a share of what is left."""
+_FINAL_TIMES, _FINAL_LEAST = 1.5, 1.0
+"""What is kept for it once a batch was timed: so often as long as that took, and seconds more."""
 _ASSEMBLING_SHARE, _LEAST_ASSEMBLING = 0.2, 1.0
 """Of a search's time, what ptxas may take to order the model's best, and the seconds it needs."""
 _MOST_AT_ONCE = 16
@@ -144,8 +146,7 @@ def tune(
         else Campaign(problem, store=store, options=options, crew=crew)
     ) as campaign:
         search = _Tuning(campaign, spaces, first, effort, tell, until)
-        named = [name for module in peers for name in campaign.peers(module)[:most_peers]]
-        search.peers = campaign.measure({}, named, until=search.until)
+        search.beside = [name for module in peers for name in campaign.peers(module)[:most_peers]]
         return search.run(peers)
 
 
@@ -188,7 +189,9 @@ class _Tuning:
         self.near = {n: Neighbourhood(space, self.until) for n, space in self.spaces.items()}
         self.predicted = {c.schedule: c.predicted_seconds for c in first}
         self.evaluated: dict[Schedule, Measurement] = {}
+        self.beside: list[str] = []
         self.peers: list[Measurement] = []
+        self.budget = whole
         self.stopped = False
 
     def run(self, modules: Sequence[str]) -> Tuned:
@@ -196,6 +199,7 @@ class _Tuning:
         from tinygpu.cores import cores
         from tinygpu.search.strategies import STRATEGIES, Domain, walk
 
+        self.budget = self.whole.sooner(self.effort.seconds)
         self.until = self.until.sooner(self.effort.seconds)
         for near in self.near.values():
             near.until = self.until
@@ -299,9 +303,19 @@ class _Tuning:
         self.stopped = len(allowed) < len(schedules)
         programs = self.programs(allowed)
         until = self.until if self.evaluated else self.whole
-        measured = self.campaign.measure(programs, until=until, against=self.incumbent())
-        found = {s: m for s, m in zip(programs, measured, strict=True) if m.reason != LATE}
+        first = not self.evaluated  # whose batch has the peers, too
+        measured = self.campaign.measure(
+            programs, self.beside if first else (), until=until, against=self.incumbent()
+        )
+        if first:
+            self.peers = measured[len(programs) :]
+        found = {s: m for s, m in zip(programs, measured, strict=False) if m.reason != LATE}
         self.stopped = self.stopped or len(found) < len(programs)
+        if first and found:  # so far the final had a share of what was left
+            final = _FINAL_TIMES * self.campaign.timing_seconds + _FINAL_LEAST
+            self.until = self.whole.before(min(final, _FINAL_SECONDS)).sooner(self.budget.left())
+            for near in self.near.values():
+                near.until = self.until
         self.evaluated |= found
         if self.tell:
             times = [m.seconds for m in self.evaluated.values() if m.seconds]
