@@ -387,7 +387,7 @@ def test_the_device_is_the_card_that_is_there(
     monkeypatch.setattr(provenance, "device_and_driver", lambda: (gpu, "580.1"))
     found = tinygpu("search", "elementwise", "a*x + b", "-i", 4096, "--fix", "threads=256")
     assert found.exit_code == 0
-    assert f"elementwise on {device} " in found.stdout
+    assert f"elementwise on {device}\n" in found.stdout
     assert found.stderr.count("\n") == bool(line)
     assert found.stderr.startswith(line)
     named = tinygpu("ask", "softmax", "warps == 2", "-i", 64, "-j", 64, "--device", "a100")

@@ -641,7 +641,7 @@ class _Accountant:
                 cycles = {"tensor": np.maximum(busy, read), "smem": read}
                 return Event("product", cycles, latency=end)
             case "tmem" if how.issuer == "one":
-                return Event("product", copy_cycles(do, smem))
+                return Event("product", copy_cycles(do, device.smem_bytes_per_cycle_per_sm))
             case "tmem":
                 return Event("work", {"serial": transfer_cycles(count, device)})
             case "tma" if do.write.buffer.level == "smem":
