@@ -479,6 +479,34 @@ def _held_out() -> str:
     return _markdown(columns, rows)
 
 
+def _drawn() -> str:
+    """Return what the user's command finds at shapes that were drawn after the code was frozen."""
+    tree = json.loads((FOLDER.parent / "h100" / "drawn_matmul.json").read_text(encoding="utf-8"))
+    parts: dict[str, Callable[[Row], bool]] = {
+        "bf16, n a multiple of 8": lambda r: r["group"] == "drawn" and r["n"] % 8 == 0,
+        "bf16, other n": lambda r: r["group"] == "drawn" and r["n"] % 8 != 0,
+        "fp32": lambda r: r["group"] == "drawn fp32",
+    }
+    told = []
+    for name, of in parts.items():
+        mine = [row for row in tree["rows"] if of(row)]
+        cells = [name, f"{len(mine)}"]
+        for field in ("seconds", "first_seconds"):
+            ratios = [row["peer_seconds"] / row[field] for row in mine]
+            behind = sum(ratio < 1 for ratio in ratios)
+            cells += [
+                f"{statistics.geometric_mean(ratios):.3f}", f"{min(ratios):.3f}", f"{behind}"
+            ]  # fmt: skip
+        walls = [row["wall_seconds"] for row in mine]
+        told.append((*cells, f"{statistics.median(walls):.1f} s", f"{max(walls):.1f} s"))
+    columns = ("shapes", "#count", "#best found", "#least", "#behind", "#model's first", "#least",
+               "#behind", "#wall, median", "#most")  # fmt: skip
+    record = tree["provenance"]
+    by = f"{record['device']}, driver {record['driver']}; {record['date'][:10]}"
+    table = _markdown(columns, told)
+    return f"{table}\n\n`{record['command']}`; {by}, commit {record['commit']}."
+
+
 def _fleet() -> str:
     """Return what further GPUs are worth."""
     tree = json.loads((FOLDER.parent / "h100" / "fleet.json").read_text(encoding="utf-8"))
@@ -690,6 +718,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "hopper": _hopper,
     "hopper beside": lambda: _beside("hopper_matmul"),
     "hopper summary": _summary,
+    "drawn": _drawn,
     "fleet": _fleet,
     "host": _host,
     "judged": _judged,
