@@ -106,8 +106,9 @@ def test_an_empty_space_names_its_law(
 def test_a_proof_and_the_tables_agree() -> None:
     problem = Problem.of(matmul("bf16", layout="nt"), **LARGE)
     fixed: dict[str, Value | tuple[Value, ...]] = {
-        n: STARTS["cluster"][n] for n in ("consume", "cluster_k", "swap", "epilogue")
-    }
+        **{n: STARTS["cluster"][n] for n in ("consume", "swap", "epilogue")},
+        "cluster_k": 2, "persistent": 0, "raster": 1, "stages": 4,
+    }  # fmt: skip
     space = Space(Hopper(), problem, H200, fixed=fixed)
     proof = prove(space, "cluster_m * cluster_n <= 8")
     assert (proof.outcome, proof.laws, proof.count) == ("proved", ("cluster_size",), space.count())
