@@ -169,14 +169,17 @@ def as_measured(decisions: Mapping[str, Any]) -> bool:
     return int(decisions.get("cluster_k", 1)) == 1
 
 
-def still(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a file without the schedules that its machine has no more, or makes other code of."""
+def still(tree: Mapping[str, Any], *, other_code: bool = False) -> dict[str, Any]:
+    """Return a file without the schedules that its machine has no more.
+
+    Those that it makes ``other_code`` of are left out, too, unless they are asked for.
+    """
     machine, operation = MACHINES[tree["case"][0]], problem_of(tree["case"]).operation
     before = {n: c.before for n, c in machine.decisions().items() if c.before is not None}
     there = [
         i
         for i, one in enumerate(decisions_of(tree))
-        if as_measured(one)
+        if (other_code or as_measured(one))
         and all(r.holds for r in machine.requires(operation, Chosen({**before, **one})))
     ]
     count = len(tree["schedules"])
