@@ -104,8 +104,8 @@ _POINTS: tuple[tuple[str, Mapping[str, Value]], ...] = (
     ("tt", {**_TURNS, "in_flight": 1}),
     ("tt", {"cluster_m": 2, "in_flight": 1}),
     ("nt", {"cluster_k": 2}),
-    ("nt", {"cluster_k": 2, "cluster_m": 2, **_DIRECT, "in_flight": 1}),
-    ("nn", {"cluster_k": 4, **_BOTH, **_DIRECT, "swap": 1, "tile_n": 64, "store_n": 64}),
+    ("nt", {"cluster_k": 2, "cluster_m": 2, **_DIRECT, "store_n": 8, "in_flight": 1}),
+    ("nn", {"cluster_k": 4, **_BOTH, **_DIRECT, "swap": 1, "tile_n": 64, "store_n": 16}),
 )
 
 

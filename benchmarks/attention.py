@@ -2,12 +2,12 @@
 
     o = softmax(q k^T / sqrt(d) + mask) v    for b batches, h kv heads of g query heads each
 
-The named points of the machine ``attention`` stand beside cuDNN (PyTorch's SDPA), FlashAttention-3
-(the wheel ``fa3-fwd``) and the fastest of 12 configurations of Triton: round robin in new orders
-under one load without a pause, in CUDA graphs.  Inputs are normal, in bf16, dense [b, heads, rows,
-d], the same arrays for all, and rotate through as many sets as exceed twice the L2.  Each candidate
-is right before it is timed, and the outputs of its last round are checked, in float64 at ``_ROWS``
-queries of ``_HEADS`` heads; all of them have to be numbers.
+The named points of the machine ``attention`` stand beside cuDNN and FlashAttention-2 (PyTorch's
+SDPA), FlashAttention-3 (the wheel ``fa3-fwd``) and the fastest of 12 configurations of Triton:
+round robin in new orders under one load without a pause, in CUDA graphs.  Inputs are normal, in
+bf16, dense [b, heads, rows, d], the same arrays for all, and rotate through as many sets as exceed
+twice the L2.  Each candidate is right before it is timed, and the outputs of its last round are
+checked, in float64 at ``_ROWS`` queries of ``_HEADS`` heads; all of them have to be numbers.
 
 An error is what ``reference`` allows at most 1 of.  FLOP are those of visible pairs, 4 d each.  The
 causal mask is aligned at the bottom right: where m and n differ, cuDNN has no such mask here.
@@ -17,6 +17,7 @@ the time of the fastest peer over ours.  Peers that are not there are null, with
 runs in a process of its own under a watchdog: a kernel that hangs costs its case alone.
 
     --parts ...   some cases; --missing: those without a row; --out: the folder of the results
+    --machines .. whose named points, as attention ampere_attention; then in a file of both names
     --peers       peers alone: no point is measured
 
 >>> len(CASES), visible(2, 5, causal=True), visible(5, 2, causal=True)
@@ -65,11 +66,13 @@ __all__ = ["CASES", "FIELDS", "Case", "Data", "compare", "main", "points", "prob
 FIELDS = (
     *("b", "h", "g", "d", "causal", "flops", "tflops", "ratio", "points"),
     *("peer_reason", "peer_error", "fa3_seconds", "fa3_error", "fa3_reason"),
+    *("fa2_seconds", "fa2_error", "fa2_reason"),
     *("triton", "triton_seconds", "triton_reason"),
     *("clock_mhz", "peer_clock_mhz", "capped", "spread"),
 )
 """The fields of a row beside the usual ones, of which ``k`` is d."""
 DEVICE = "h200"
+MACHINE = "attention"
 LIMIT_SECONDS = 300.0
 _ROWS, _HEADS = 96, 3
 _ROUNDS, _COARSE_ROUNDS, _WARM_SECONDS, _BURST_SECONDS = 25, 3, 1.0, 0.02
@@ -148,19 +151,23 @@ def problem_of(one: Case) -> Problem:
     return Problem.of(operation, **sizes)
 
 
-def points(problem: Problem) -> dict[str, Program]:
-    """Return the terms of the machine's named points that are legal for a problem.
+def points(problem: Problem, machines: Sequence[str] = (MACHINE,)) -> dict[str, Program]:
+    """Return the terms of machines' named points that are legal for a problem.
 
-    Raises LaunchError if none is.
+    Names of another machine than ``attention`` begin with its own.  Raises LaunchError if none is
+    legal.
     """
-    machine, found, refused = MACHINES["attention"], {}, ""
-    for name, values in importlib.import_module("tinygpu.machines.attention").STARTS.items():
-        schedule = Schedule.of(machine, dict(values))
-        broken = check_schedule(schedule, machine, problem, load_device(DEVICE))
-        if broken:
-            refused = f"{name}: {broken[0]}"
-        else:
-            found[name] = schedule.program(machine, problem.operation)
+    found, refused = dict[str, Program](), ""
+    for of in machines:
+        machine, module = MACHINES[of], importlib.import_module(f"tinygpu.machines.{of}")
+        for point, values in module.STARTS.items():
+            name = point if of == MACHINE else f"{of} {point}"
+            schedule = Schedule.of(machine, dict(values))
+            broken = check_schedule(schedule, machine, problem, load_device(DEVICE))
+            if broken:
+                refused = f"{name}: {broken[0]}"
+            else:
+                found[name] = schedule.program(machine, problem.operation)
     if not found:
         raise LaunchError(f"attention at {dict(problem.sizes)}: no named point is legal; {refused}")
     return found
@@ -339,8 +346,8 @@ def _wrong(error: float) -> str:
     return f"it is wrong: its worst error is {error:.3g} times what rounding allows"
 
 
-def _cudnn(one: Case, data: Data) -> Enqueue:
-    """PyTorch's SDPA with cuDNN alone."""
+def _sdpa(backend: str, one: Case, data: Data) -> Enqueue:
+    """PyTorch's SDPA with one backend alone."""
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -350,7 +357,7 @@ def _cudnn(one: Case, data: Data) -> Enqueue:
     attend = torch.nn.functional.scaled_dot_product_attention
 
     def run() -> Array:
-        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+        with sdpa_kernel(SDPBackend[backend]):
             return attend(data.q, data.k, data.v, is_causal=one.causal, **more)
 
     return run
@@ -387,7 +394,11 @@ def _point(kernel: Any, one: Case, data: Data) -> Enqueue:
 
 def peers_of(one: Case) -> dict[str, Candidate]:
     """Return the peers by name."""
-    found: dict[str, Candidate] = {"cudnn": partial(_cudnn, one), "fa3": partial(_fa3, one)}
+    found: dict[str, Candidate] = {
+        "cudnn": partial(_sdpa, "CUDNN_ATTENTION", one),
+        "fa2": partial(_sdpa, "FLASH_ATTENTION", one),
+        "fa3": partial(_fa3, one),
+    }
     return found | {f"triton {name}": partial(_triton, name, one) for name in CONFIGURATIONS}
 
 
@@ -446,7 +457,7 @@ def row_of(one: Case, answer: Mapping[str, Any], programs: Mapping[str, Program]
     ours = {name: timings.get(f"point {name}") for name in programs}
     best = min((n for n, t in ours.items() if t), key=lambda n: ours[n]["seconds"], default="")
     mine = ours.get(best) or {}
-    cudnn, fa3 = timings.get("cudnn", {}), timings.get("fa3", {})
+    cudnn, fa2, fa3 = (timings.get(name, {}) for name in ("cudnn", "fa2", "fa3"))
     triton = next((name for name in timings if name.startswith("triton ")), "")
     theirs = [t["seconds"] for name, t in timings.items() if not name.startswith("point ")]
     seconds = mine.get("seconds")
@@ -466,6 +477,8 @@ def row_of(one: Case, answer: Mapping[str, Any], programs: Mapping[str, Program]
         "peer_reason": failures.get("cudnn", ""), "peer_error": cudnn.get("error"),
         "fa3_seconds": fa3.get("seconds"), "fa3_error": fa3.get("error"),
         "fa3_reason": failures.get("fa3", ""),
+        "fa2_seconds": fa2.get("seconds"), "fa2_error": fa2.get("error"),
+        "fa2_reason": failures.get("fa2", ""),
         "triton": triton.removeprefix("triton "),
         "triton_seconds": timings[triton]["seconds"] if triton else None,
         "triton_reason": "" if triton else failures.get(f"triton {CONFIGURATIONS[0]}", ""),
@@ -479,7 +492,7 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for row in (r for r in rows if r["seconds"]):
         theirs = {"cudnn": row["peer_seconds"], "fa3": row["fa3_seconds"]}
-        theirs["triton"] = row["triton_seconds"]
+        theirs |= {"fa2": row.get("fa2_seconds"), "triton": row["triton_seconds"]}
         known = {name: t for name, t in theirs.items() if t}
         if known:
             known["best"] = min(known.values())
@@ -506,10 +519,14 @@ def _text(row: Mapping[str, Any]) -> str:
 
     line = f"{row['group']} {row['case']}: {rate(row['seconds'])} TFLOP/s"
     line += f" ({row['schedule']['point'] or 'no point'}), cuDNN {rate(row['peer_seconds'])}"
+    line += f", FA2 {rate(row['fa2_seconds'])}"
     line += f", FA3 {rate(row['fa3_seconds'])}, Triton {rate(row['triton_seconds'])}"
     line += f", {row['ratio']:.3f} of the best" if row["ratio"] else ""
-    reasons = (f"; {row[f]}" for f in ("peer_reason", "fa3_reason", "triton_reason") if row[f])
-    return line + "".join(reasons)
+    all_points = ", ".join(
+        f"{name} {rate(t) if isinstance(t, float) else t}" for name, t in row["points"].items()
+    )
+    why = ("peer_reason", "fa2_reason", "fa3_reason", "triton_reason")
+    return "; ".join((line, *(row[f] for f in why if row[f]), all_points))
 
 
 def _record(command: str) -> dict[str, Any]:
@@ -531,19 +548,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--parts", nargs="+", choices=names, metavar="PART", default=names)
     parser.add_argument("--missing", action="store_true", help="only parts that have no row yet")
     parser.add_argument("--peers", action="store_true", help="peers alone")
+    parser.add_argument("--machines", nargs="+", choices=MACHINES, default=[MACHINE])
     given = parser.parse_args(arguments)
     words = sys.argv[1:] if arguments is None else arguments
     command = " ".join(("python -m benchmarks.attention", *words))
+    table = "_and_".join(given.machines)
     chosen = [one for one in CASES if one.part in given.parts]
     failed: list[str] = []
     record: dict[str, Any] = {}
     try:
         if given.missing:
-            there = {row["case"] for row in load_rows("attention", given.out)}
+            there = {row["case"] for row in load_rows(table, given.out)}
             chosen = [one for one in chosen if one.part not in there]
         with Worker((sys.executable, "-m", "benchmarks.attention", "--serve")) as worker:
             for one in chosen:
-                programs = {} if given.peers else points(problem_of(one))
+                programs = {} if given.peers else points(problem_of(one), given.machines)
                 packed = base64.b64encode(pickle.dumps(programs)).decode()
                 request = {"do": "case", "case": asdict(one), "programs": packed}
                 try:
@@ -554,14 +573,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     continue
                 record = _record(command)  # now: the clock is that of a busy GPU
                 old = {f: row[f] for f in ("group", "case")}
-                write_results("attention", [row], record, given.out, instead_of=old, fields=FIELDS)
+                write_results(table, [row], record, given.out, instead_of=old, fields=FIELDS)
                 sys.stdout.write(f"{_text(row)}\n")
                 sys.stdout.flush()
         if record:
-            told = summary(load_rows("attention", given.out))
-            write_results(
-                "attention", [], record, given.out, fields=FIELDS, beside={"summary": told}
-            )
+            told = summary(load_rows(table, given.out))
+            write_results(table, [], record, given.out, fields=FIELDS, beside={"summary": told})
     except TinyGpuError as error:
         sys.exit(str(error))
     if failed:

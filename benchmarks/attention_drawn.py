@@ -1,6 +1,11 @@
-"""Run what ``python -m benchmarks.attention_fuzz --draw FILE`` drew.
+"""Random legal schedules of attention, drawn without a GPU and then run on one.
 
+    python -m benchmarks.attention_drawn FILE --draw [--count N]
     python -m benchmarks.attention_drawn FILE [--out DIR]
+
+*Draw* takes ``EACH`` schedules of each of many problems, uniformly from the legal space: full and
+causal, ragged or even lengths, one query or one key, 1 to 8 query heads on a kv head.
+Each is also judged; what is not proved is written down as such and not run.
 
 Kernels are built by all cores, 500 in half a minute of 16, and run one after the other in this
 process, each on inputs of its own and an output full of NaN, which has to be within the tolerance
@@ -19,25 +24,86 @@ import math
 import os
 import pickle
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
-from benchmarks.attention_fuzz import problem
+import numpy as np
+
+from benchmarks.fuzz import each_done
 from benchmarks.peers import FOLDER, write_tree
 from tinygpu.codegen.run.arguments import contract_of
 from tinygpu.codegen.run.launch import Kernel
 from tinygpu.codegen.run.provenance import provenance
 from tinygpu.codegen.runtime.function import Function
+from tinygpu.devices.device import load_device
 from tinygpu.errors import TinyGpuError
 from tinygpu.isa.memory import DTYPES
+from tinygpu.legality.concurrency.judge import verdict
 from tinygpu.machines import MACHINES
+from tinygpu.space.space import Space
+from tinygpu.term.operation import Problem, attention
+from tinygpu.term.program import Program
 from tinygpu.term.schedule import Schedule
 
-__all__ = ["built", "main", "ratio"]
+__all__ = ["assembled", "built", "drawn", "main", "problem", "ratio", "words_of"]
+
+COUNT, EACH, SEED = 500, 10, 2911
+MASKS = ("none", "causal")
+HEADS = ((1, 1), (2, 4), (1, 8), (3, 1))
+"""kv heads, and query heads of each."""
+TYPES = ("bf16", "f16")
+_TRIES, _DEVICE = 40, "h200"
 
 Words = Mapping[str, Any]
+
+
+def words_of(number: int, rng: np.random.Generator) -> dict[str, Any]:
+    """Return what a problem is made of: type, mask and sizes.
+
+    >>> words_of(6, np.random.default_rng(0))["mask"]
+    'causal'
+    """
+    h, g = HEADS[number % len(HEADS)]
+    m, n = (int(rng.integers(1, 700)) for _ in "mn")
+    match number % 6:
+        case 3:
+            m = n = 256 * int(rng.integers(1, 5))
+        case 4:
+            m = 1
+        case 5:
+            n = int(rng.integers(1, 9))
+    d = (128, 64)[number // 2 % 2]
+    return {
+        "dtype": TYPES[number // 3 % 2],
+        "mask": MASKS[number % len(MASKS)],
+        "sizes": {"l": int(rng.integers(1, 4)), "h": h, "g": g, "m": m, "n": n, "d": d, "e": d},
+    }
+
+
+def problem(words: Words) -> Problem:
+    """Return the problem of such words."""
+    return Problem.of(attention(words["dtype"], mask=words["mask"]), **words["sizes"])
+
+
+def drawn(number: int, count: int, seed: int) -> dict[str, Any]:
+    """Return ``count`` legal schedules of a problem, as data."""
+    rng = np.random.default_rng([seed, number])
+    machine, device = MACHINES["attention"], load_device(_DEVICE)
+    for _ in range(_TRIES):
+        words = words_of(number, rng)
+        of = problem(words)
+        space = Space(machine, of, device)
+        if space.count() < count:
+            continue
+        found = [(s, verdict(s.program(machine, of.operation))) for s in space.sample(rng, count)]
+        return {
+            "number": number, "words": words,
+            "schedules": [dict(s.decisions) for s, v in found if v.legal],
+            "unproved": [[dict(s.decisions), str(v)] for s, v in found if not v.legal],
+        }  # fmt: skip
+    raise TinyGpuError(f"attention, problem {number}: no sizes have {count} legal schedules")
 
 
 def built(words: Words, decisions: Mapping[str, Any]) -> tuple[str, str]:
@@ -45,11 +111,16 @@ def built(words: Words, decisions: Mapping[str, Any]) -> tuple[str, str]:
     machine, of = MACHINES["attention"], problem(words)
     try:
         program = Schedule.of(machine, decisions).program(machine, of.operation)
-        kernel = Kernel(program, arch="sm_90a", sizes=of.sizes)
+        return assembled(program, of), ""
     except TinyGpuError as error:
         return "", str(error)
+
+
+def assembled(program: Program, of: Problem, *, unchecked: bool = False) -> str:
+    """Return a term's contract and code, packed.  Raises TinyGpuError if it is refused."""
+    kernel = Kernel(program, arch="sm_90a", sizes=of.sizes, unchecked=unchecked)
     packed = pickle.dumps((contract_of(program, of.sizes), kernel.cubin.bytes))
-    return base64.b64encode(packed).decode(), ""
+    return base64.b64encode(packed).decode()
 
 
 def ratio(packed: str, words: Words) -> float:
@@ -83,12 +154,28 @@ def ratio(packed: str, words: Words) -> float:
     return math.inf if bool(off.isnan().any()) else float(off.max())
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Build, run and compare; exit with 1 if one is wrong."""
+def draw(path: Path, count: int) -> None:
+    """Draw and write, a problem a line."""
+    each = [(n, EACH, SEED) for n in range(-(-count // EACH))]
+    cases = list(each_done(drawn, each, os.cpu_count() or 1, f"draw {len(each)} problems"))
+    cases.sort(key=lambda c: c["number"])
+    lines = [json.dumps(case, separators=(",", ":")) for case in cases]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    unproved = sum(len(case["unproved"]) for case in cases)
+    sys.stdout.write(f"{sum(len(c['schedules']) for c in cases)} drawn, {unproved} unproved\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Draw; or build, run and compare, and exit with 1 if one is wrong."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.attention_drawn")
-    parser.add_argument("file", type=Path, help="what attention_fuzz --draw wrote")
+    parser.add_argument("file", type=Path, help="what --draw wrote")
+    parser.add_argument("--draw", action="store_true", help="draw and write the file, no GPU")
+    parser.add_argument("--count", type=int, default=COUNT, help="schedules to draw in all")
     parser.add_argument("--out", type=Path, default=FOLDER, help="folder of the results")
     given = parser.parse_args(arguments)
+    if given.draw:
+        draw(given.file, given.count)
+        return
     record = provenance("python -m benchmarks.attention_drawn FILE")
     cases = [json.loads(line) for line in given.file.read_text(encoding="utf-8").splitlines()]
     jobs = [(case["words"], one) for case in cases for one in case["schedules"]]

@@ -2,7 +2,7 @@
 
     python -m benchmarks.attention_mutants [--count N] [--seed S] [--seconds T] [--out DIR]
 
-Terms of machine ``attention`` at small decisions are changed at one place: statements dropped,
+Terms of the machines of attention at small decisions are changed at one place: statements dropped,
 doubled or moved, also across the border of a loop or guard; indices, arrivals, bytes, stages,
 groups, fences; trips of a tile in one role; expressions of tile values; bounds of guards; bounds
 and steps of predicates; another register, another operator; where sums start anew.  Each is judged,
@@ -41,6 +41,7 @@ from tinygpu.isa.instructions import INSTRUCTIONS
 from tinygpu.legality.concurrency.judge import verdict
 from tinygpu.legality.laws import LAWS
 from tinygpu.legality.reach import Case
+from tinygpu.machines import ampere_attention
 from tinygpu.machines.attention import STARTS, Attention
 from tinygpu.meaning.identity import computes
 from tinygpu.meaning.inputs import drawn, kinds
@@ -76,6 +77,13 @@ POINTS: tuple[tuple[str, Mapping[str, Any]], ...] = (
     ("longest first", {"consumers": 1}),
 )
 """A named point of the machine, and what is other than there."""
+BY_WARPS: tuple[tuple[str, Mapping[str, Any]], ...] = (
+    ("fa2", {}),
+    ("few keys", {}),
+    ("meet once", {"stages_k": 3}),
+    ("queries held", {"stages_v": 3}),
+)
+"""Those of the machine ``ampere_attention``."""
 RUNS: tuple[tuple[Mapping[str, int], tuple[int, ...]], ...] = (
     ({"l": 1, "h": 1, "g": 1, "m": 140, "n": 221, "d": 64, "e": 64}, (3, 9)),
     ({"l": 1, "h": 1, "g": 1, "m": 200, "n": 71, "d": 64, "e": 64}, (0, 6)),  # with empty tiles
@@ -96,6 +104,12 @@ def bases() -> tuple[tuple[str, Program], ...]:
         operation = attention("bf16", mask=mask, scale=True)
         text = ", ".join((name, mask, *(f"{k} {v}" for k, v in other.items())))
         found.append((text, Attention().program(operation, chosen)))
+    few = {"depth": 64, "tile_n": 32, "warps": 2, "warp_rows": 16, "raster": 1}
+    for (name, other), mask in ((p, m) for p in BY_WARPS for m in ("none", "causal")):
+        machine = ampere_attention.AmpereAttention()
+        chosen = Chosen({**ampere_attention.STARTS[name], **few, **other})
+        text = ", ".join((machine.name, name, mask, *(f"{k} {v}" for k, v in other.items())))
+        found.append((text, machine.program(attention("bf16", mask=mask, scale=True), chosen)))
     return tuple(found)
 
 

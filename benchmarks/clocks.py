@@ -50,7 +50,7 @@ from tinygpu.machines.hopper import Hopper
 from tinygpu.term.machine import Chosen
 from tinygpu.term.operation import Problem, matmul
 
-__all__ = ["SHAPES", "Bench", "decisions", "main"]
+__all__ = ["SHAPES", "Bench", "argument_sets", "decisions", "main"]
 
 SHAPES = (
     (4096, 4096, 4096), (8192, 28672, 4096), (6400, 6144, 4096), (4419, 4096, 14336),
@@ -101,7 +101,7 @@ class Bench:
         self, problem: Problem, kernels: Mapping[int, Function], seconds: float
     ) -> dict[int, _Replay]:
         """Capture slices of kernels, if they take this problem; kernels must stay loaded."""
-        sets, found = _argument_sets(problem), {}
+        sets, found = argument_sets(problem), {}
         for number, kernel in kernels.items():
             with suppress(TinyGpuError):  # it does not take this shape
                 each = [kernel.prepare(*data.inputs, out=output.array) for data, output in sets]
@@ -151,7 +151,7 @@ def measured(
     return [{"shape": list(shape), "kernel": number, **row} for number, row in found.items()]
 
 
-def _argument_sets(problem: Problem) -> list[tuple[Trial, Output]]:
+def argument_sets(problem: Problem) -> list[tuple[Trial, Output]]:
     """Return sets of arrays that together exceed twice the L2."""
     shapes = problem.operation.shapes(problem.sizes)
     each = sum(math.prod(shapes[o.name]) * DTYPES[o.dtype].bytes for o in problem.operation.inputs)

@@ -107,7 +107,8 @@ class Data:
         with np.errstate(over="ignore"):  # an activation's exponential, far out
             found = operation.reference(exact, {})
         program = schedule.program(ALL[schedule.machine], operation)
-        return Data(program, inputs, found[operation.output.name], found["scale"])
+        name = operation.output.name
+        return Data(program, inputs, found[name], found[f"scale of {name}"])
 
     def over(self, output: Array, wanted: Array, depth: int) -> float:
         """Return the largest difference of an output and another over what rounding allows."""

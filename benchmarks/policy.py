@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     from sb3_contrib import MaskablePPO
 
-    lands = [Land(land.shape, land.seconds) for land in load()]
+    lands = [Land(land.shape, land.seconds) for land in load(every=True)]
     box = json.loads((LANDSCAPES / "schedules.json").read_text(encoding="utf-8"))
     names = box["decisions"]
     schedules = [Schedule("hopper", tuple(zip(names, r, strict=True))) for r in box["schedules"]]

@@ -124,6 +124,7 @@ def random_operation(machine: str, number: int, rng: np.random.Generator) -> str
         return f"elementwise {it.dtypes[turn % len(it.dtypes)]} {EXPRESSIONS[which]}"
     if "matmul" not in it.operations:
         ends = [f"{name} {{}}" for name in it.operations if name != "reduce"]
+        ends += [f"{name} {{}} causal" for name in it.operations if name == "attention"]
         ends += [f"reduce {{}} {name}" for name in REDUCED if "reduce" in it.operations]
         turn, which = divmod(number, len(ends))
         return ends[which].format(it.dtypes[turn % len(it.dtypes)])

@@ -76,17 +76,17 @@ TRIES = 24
 """How many structures are drawn for an operation before the next one is taken."""
 COUNTS: Mapping[str, Mapping[str, int]] = {
     "ptx": {"simt": 100, "ampere": 80, "hopper": 90, "blackwell": 70, "elementwise": 30,
-            "rows": 30},
+            "rows": 30, "attention": 10, "ampere_attention": 6},
     "times": {"simt": 500, "ampere": 400, "hopper": 480, "blackwell": 420, "elementwise": 80,
-              "rows": 120},
+              "rows": 120, "attention": 24, "ampere_attention": 12},
     "counts": {"simt": 40, "ampere": 24, "hopper": 60, "blackwell": 40, "elementwise": 20,
-               "rows": 30},
+               "rows": 30, "attention": 14},
     "nodes": {"simt": 24, "ampere": 16, "hopper": 14, "blackwell": 8, "elementwise": 12,
               "rows": 24},
     "meanings": {"simt": 14, "ampere": 14, "hopper": 16, "blackwell": 14, "elementwise": 6,
                  "rows": 8},
     "texts": {"simt": 60, "ampere": 40, "hopper": 60, "blackwell": 40, "elementwise": 12,
-              "rows": 24},
+              "rows": 24, "attention": 8},
 }  # fmt: skip
 """How many schedules, or spaces, there are of each machine."""
 LOTS: Mapping[str, Callable[[], Mapping[str, Callable[[], Words]]]] = {
@@ -104,6 +104,7 @@ WHOLE: Mapping[str, tuple[str, ...]] = {
         "elementwise a100 | elementwise f16 a*x + b | i=4096",
         "rows h200 | rmsnorm bf16 | i=4096 j=4096",
         "rows h200 | softmax f32 | i=512 j=1000",
+        "attention h200 | attention bf16 causal | l=2 h=16 g=1 m=4096 n=4096 d=128 e=128",
     ),
     "nodes": (
         "elementwise h200 | elementwise f32 a*x + b | i=1048577",
@@ -112,7 +113,7 @@ WHOLE: Mapping[str, tuple[str, ...]] = {
     ),
 }
 """Whole spaces; their keys fix nothing."""
-_BEST = 3
+_BEST, _SPACE = 3, "~"
 _ROUNDING = 1e-12
 
 
@@ -235,7 +236,11 @@ def _words(part: str, lot: str) -> Words:
 
 
 def _value_of(word: str) -> Value:
-    return int(word) if word.isdigit() else word
+    return int(word) if word.isdigit() else word.replace(_SPACE, " ")
+
+
+def _word_of(value: Value) -> str:
+    return str(value).replace(" ", _SPACE)
 
 
 def _of_space(part: str, space: Space) -> str:
@@ -325,7 +330,7 @@ def _lot(part: str, name: str, number: int, count: int, rng: np.random.Generator
     if not space.count():
         return None
     if part in ("counts", "nodes"):
-        fixed = " ".join(f"{n}={v}" for n, v in structure.items())
+        fixed = " ".join(f"{n}={_word_of(v)}" for n, v in structure.items())
         return Lot(title, (fixed,), (_of_space(part, space),))
     schedules = space.sample(rng, count)
     if part == "texts":
@@ -333,7 +338,7 @@ def _lot(part: str, name: str, number: int, count: int, rng: np.random.Generator
     else:
         schedules = [s for s in schedules if not check_schedule(s, machine, problem, device)]
     found = {
-        " ".join(str(v) for _, v in s.decisions): _value(part, s, problem, device)
+        " ".join(_word_of(v) for _, v in s.decisions): _value(part, s, problem, device)
         for s in schedules
     }
     return Lot(title, tuple(found), tuple(found.values())) if found else None

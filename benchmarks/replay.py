@@ -1,9 +1,11 @@
 """Strategies compared on complete landscapes, without a GPU: ``python -m benchmarks.replay``.
 
 Every schedule of a box was timed at several shapes (``landscapes.py``).  A strategy walks on such a
-landscape as it would on a GPU, and is told the recorded seconds.  It starts from the time model's
-ranking, or blind: then it sees no prediction, and its first schedules are drawn.  Each walk is
-repeated with ``SEEDS`` seeds.  A row of ``replay.json`` is a strategy, with the model or blind:
+landscape as it would on a GPU, and is told the recorded seconds.  There are three ``STARTS``: from
+the time model's ranking of all; from its best of each spread, as a search starts; and blind, where
+it sees no prediction and its first schedules are drawn.  Each walk is repeated with ``SEEDS``
+seeds, but those of ``SURE``, which draw nothing from a ranking.  A row of ``replay.json``, which is
+printed as well, is a strategy with a start:
 
     evaluations    after how many a schedule within 1 % of the best was met, the median over all
                    walks; None where half of them did not meet one within ``BUDGET``
@@ -11,10 +13,12 @@ repeated with ``SEEDS`` seeds.  A row of ``replay.json`` is a strategy, with the
     area           the mean over the first ``AREA`` evaluations of the best possible time over the
                    best so far
     best_at        this ratio after 1, 4, 16 and 64 evaluations, as geometric means
+    least_at_16    this ratio after 16 evaluations at the landscape where it is least
     seconds        of this process for a walk of ``BUDGET`` evaluations, the mean: what choosing
                    costs, beside compiling and measuring
 
-Two neighbours differ in one decision.  ``model`` has no blind start, and ``random`` no other.
+Two neighbours differ in one decision.  ``model`` starts from the ranking of all alone, ``random``
+blind alone.
 ``--plot`` draws the ratio against the evaluations.  ``--strategy NAME`` prints the rows of one.
 ``--export DIR`` writes the landscapes for Kernel Tuner: cache files, on which its strategies run
 (``tune_cache``), and results in the format T4 of the auto-tuning
@@ -42,9 +46,11 @@ from numpy.typing import NDArray
 
 from benchmarks.fit_hopper import Bank, predicted, terms
 from benchmarks.landscapes import LANDSCAPES, SHAPES, space_of
+from benchmarks.oracle import as_measured
 from benchmarks.peers import FOLDER, write_tree
 from tinygpu.codegen.run.provenance import provenance
 from tinygpu.devices.device import load_device
+from tinygpu.machines import MACHINES
 from tinygpu.search.neighbourhood import Candidate
 from tinygpu.search.strategies import STRATEGIES, Domain, walk
 from tinygpu.search.strategies.smt import pipeline
@@ -59,10 +65,14 @@ __all__ = [
     "plot",
     "row_of",
     "t4_results",
+    "table",
 ]
 
 SEEDS, BUDGET, AREA, NEAR = 20, 200, 50, 1.01
 MARKS = (1, 4, 16, 64)
+STARTS, SURE = ("model", "spread", "blind"), ("gaussian", "model")
+ONLY = {"model": "model", "random": "blind"}
+"""The one start of a strategy that has one."""
 _SPENT = ("compile_time", "verification_time", "benchmark_time", "strategy_time", "framework_time")
 Ratios = NDArray[np.float64]
 
@@ -90,16 +100,20 @@ class Landscape:
 
     @cached_property
     def pipelined(self) -> list[Schedule]:
-        """The schedule of the loop that z3 chose, in this box."""
+        """The schedule of the loop that z3 chose, if it is in this box."""
         found = pipeline(space_of(self.shape))
-        return [found[1]] if found else []
+        return [found[1]] if found and found[1] in self.seconds else []
 
-    def domain(self, blind: bool, seed: int) -> Domain:
+    def domain(self, start: str, seed: int) -> Domain:
         """Return what a strategy may know of it."""
-        every = list(self.seconds)
+        every, blind = list(self.seconds), start == "blind"
+        spread = MACHINES[every[0].machine].spread
 
         def candidate(schedule: Schedule) -> Candidate:
             return Candidate(schedule, 1.0 if blind else self.predicted[schedule])
+
+        def apart(schedule: Schedule) -> object:
+            return tuple(schedule[name] for name in spread)
 
         def near(schedule: Schedule) -> list[Candidate]:
             return [candidate(one) for one in self.neighbours[schedule]]
@@ -111,19 +125,28 @@ class Landscape:
             first = sample(np.random.default_rng([seed, 1]), 8)
         else:
             first = [candidate(one) for one in sorted(every, key=self.predicted.__getitem__)]
+        if start == "spread":
+            best: dict[object, Candidate] = {}
+            for one in first:
+                best.setdefault(apart(one.schedule), one)
+            first = list(best.values())
+            return Domain(first, near, sample, apart, lambda: self.pipelined)
         return Domain(first, near, sample, pipelined=lambda: self.pipelined)
 
 
 def modelled(box: Mapping[str, Any], shapes: Sequence[tuple[int, int, int]]) -> Ratios:
     """Return the predicted seconds of a box's schedules, of shape (shapes, schedules)."""
     rows = tuple(map(tuple, box["schedules"]))
-    bank = Bank(tuple(box["decisions"]), tuple(shapes), rows, np.zeros((1, 1)), ())
-    device, some = load_device("h200"), terms(bank, np.ones(len(rows), bool))
-    return np.asarray(np.exp(predicted(some, tuple(shapes), len(rows), device)))
+    banks = [Bank(tuple(box["decisions"]), shape, rows, np.zeros(len(rows))) for shape in shapes]
+    device, some = load_device("h200"), terms(banks[0])
+    return np.asarray([np.exp(predicted(some, bank, device)) for bank in banks])
 
 
-def load(folder: Path = LANDSCAPES) -> list[Landscape]:
-    """Return the landscapes that were measured, with what the model predicts of them."""
+def load(folder: Path = LANDSCAPES, *, every: bool = False) -> list[Landscape]:
+    """Return the landscapes that were measured, with what the model predicts of them.
+
+    Without ``every`` kernels whose code is another now are left out: the model predicts today's.
+    """
     box = json.loads((folder / "schedules.json").read_text(encoding="utf-8"))
     rows = box["schedules"]
     schedules = [Schedule("hopper", tuple(zip(box["decisions"], r, strict=True))) for r in rows]
@@ -132,7 +155,11 @@ def load(folder: Path = LANDSCAPES) -> list[Landscape]:
     for shape, times in zip(SHAPES, model, strict=True):
         file = folder / f"{'x'.join(map(str, shape))}.json"
         seconds = json.loads(file.read_text(encoding="utf-8"))["seconds"]
-        known = [i for i, second in enumerate(seconds) if second is not None]
+        known = [
+            i
+            for i, second in enumerate(seconds)
+            if second is not None and (every or as_measured(dict(schedules[i].decisions)))
+        ]
         found.append(
             Landscape(
                 shape,
@@ -143,7 +170,9 @@ def load(folder: Path = LANDSCAPES) -> list[Landscape]:
     return found
 
 
-def curve(land: Landscape, name: str, *, blind: bool, seed: int, budget: int = BUDGET) -> Ratios:
+def curve(
+    land: Landscape, name: str, *, start: str = "model", seed: int = 0, budget: int = BUDGET
+) -> Ratios:
     """Return the best possible time over the best so far, after 1 to ``budget`` evaluations."""
     met: list[float] = []
 
@@ -152,7 +181,7 @@ def curve(land: Landscape, name: str, *, blind: bool, seed: int, budget: int = B
         met.extend(times)
         return times
 
-    steps = STRATEGIES[name](land.domain(blind, seed), np.random.default_rng(seed))
+    steps = STRATEGIES[name](land.domain(start, seed), np.random.default_rng(seed))
     walk(steps, evaluate, go_on=lambda: len(met) < budget)
     met += [met[-1]] * (budget - len(met))  # it ended: nothing better comes
     best = np.minimum.accumulate(met[:budget])
@@ -160,7 +189,7 @@ def curve(land: Landscape, name: str, *, blind: bool, seed: int, budget: int = B
 
 
 def row_of(
-    name: str, blind: bool, curves: Sequence[Ratios], seconds: float | None = None
+    name: str, start: str, curves: Sequence[Ratios], seconds: float | None = None
 ) -> dict[str, Any]:
     """Return the row of a strategy, of its curves: one array of (seeds, budget) a landscape."""
     reached = [np.where((c >= 1 / NEAR).any(1), (c >= 1 / NEAR).argmax(1) + 1, math.inf)
@@ -173,28 +202,31 @@ def row_of(
 
     return {
         "strategy": name,
-        "start": "blind" if blind else "model",
+        "start": start,
         "evaluations": known(float(np.median(np.concatenate(reached)))),
         "worst": known(max(medians)),
         "area": round(float(every[:, :AREA].mean()), 4),
         "best_at": {n: round(float(np.exp(np.log(every[:, n - 1]).mean())), 4) for n in MARKS},
+        "least_at_16": round(min(float(one[:, 15].min()) for one in curves), 4),
         "seconds": seconds,
     }
 
 
-def plot(curves: Mapping[tuple[str, bool], Sequence[Ratios]], path: Path) -> None:
+def plot(curves: Mapping[tuple[str, str], Sequence[Ratios]], path: Path) -> None:
     """Draw the mean ratio of each strategy against the evaluations."""
     from matplotlib import pyplot
 
-    figure, both = pyplot.subplots(1, 2, figsize=(11, 4.5), layout="constrained")
-    for (name, blind), found in curves.items():
+    figure, every = pyplot.subplots(1, 3, figsize=(14, 4.5), layout="constrained")
+    for (name, start), found in curves.items():
         mean, color = np.concatenate(found).mean(axis=0), f"C{list(STRATEGIES).index(name)}"
-        both[int(blind)].plot(np.arange(1, len(mean) + 1), mean, label=name, color=color)
-    for axes, title in zip(both, ("from the model's ranking", "blind"), strict=True):
+        axes = every[STARTS.index(start)]
+        axes.plot(np.arange(1, len(mean) + 1), mean, label=name, color=color)
+    titles = ("from the model's ranking", "from its best of each spread", "blind")
+    for axes, title in zip(every, titles, strict=True):
         axes.set(title=title, xlabel="schedules evaluated", xscale="log")
         axes.grid(alpha=0.3)
         axes.legend(loc="lower right")
-    both[0].set_ylabel("best possible time / best so far")
+    every[0].set_ylabel("best possible time / best so far")
     figure.savefig(path, dpi=130)
     pyplot.close(figure)
 
@@ -203,28 +235,41 @@ def replayed(
     lands: Sequence[Landscape],
     seeds: int = SEEDS,
     told: Callable[[str], object] = lambda line: None,
-    spent: dict[tuple[str, bool], float] | None = None,
+    spent: dict[tuple[str, str], float] | None = None,
     only: Sequence[str] = tuple(STRATEGIES),
-) -> dict[tuple[str, bool], list[Ratios]]:
-    """Return the curves of every strategy, with the model and blind.
+) -> dict[tuple[str, str], list[Ratios]]:
+    """Return the curves of every strategy from every start that it has.
 
     ``spent`` gets the seconds of this process for one walk of each.
     """
     for land in lands:
         _ = land.neighbours, land.pipelined  # which are of the landscape, and no strategy's cost
-    found: dict[tuple[str, bool], list[Ratios]] = {}
-    for blind in (False, True):
-        for name in (one for one in only if one != ("model" if blind else "random")):
-            start = time.process_time()
-            found[name, blind] = [
-                np.stack([curve(land, name, blind=blind, seed=seed) for seed in range(seeds)])
+    found: dict[tuple[str, str], list[Ratios]] = {}
+    for start in STARTS:
+        for name in (one for one in only if ONLY.get(one, start) == start):
+            begun = time.process_time()
+            walks = 1 if name in SURE and start != "blind" else seeds
+            found[name, start] = [
+                np.stack([curve(land, name, start=start, seed=seed) for seed in range(walks)])
                 for land in lands
             ]
             if spent is not None:
-                walks = seeds * len(lands)
-                spent[name, blind] = float(f"{(time.process_time() - start) / walks:.2g}")
-            told(f"{name}, {'blind' if blind else 'from the model'}\n")
+                each = (time.process_time() - begun) / (walks * len(lands))
+                spent[name, start] = float(f"{each:.2g}")
+            told(f"{name}, {start}\n")
     return found
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return rows as text, a column a field."""
+    every = [{**row, "best_at": " ".join(f"{x:.3f}" for x in row["best_at"].values())}
+             for row in rows]  # fmt: skip
+    lines = [list(every[0]), *([str(value) for value in row.values()] for row in every)]
+    wide = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, wide, strict=True)).rstrip() + "\n"
+        for line in lines
+    )
 
 
 def kernel_tuner_cache(land: Landscape) -> dict[str, Any]:
@@ -261,7 +306,7 @@ def t4_results(land: Landscape) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Replay every strategy on every landscape, and write the table."""
+    """Replay every strategy on every landscape; print the table and write it."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.replay")
     parser.add_argument("--out", type=Path, default=FOLDER.parent, help="folder of the table")
     parser.add_argument("--plot", type=Path, help="a file for the picture")
@@ -270,7 +315,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--export", type=Path, help="a folder for Kernel Tuner's files alone")
     given = parser.parse_args(arguments)
-    lands, spent = load(), dict[tuple[str, bool], float]()
+    lands, spent = load(), dict[tuple[str, str], float]()
     if given.export:
         given.export.mkdir(parents=True, exist_ok=True)
         for land in lands:
@@ -281,8 +326,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     only = (given.strategy,) if given.strategy else tuple(STRATEGIES)
     curves = replayed(lands, told=sys.stderr.write, spent=spent, only=only)
     rows = [row_of(*key, found, spent[key]) for key, found in curves.items()]
+    sys.stdout.write(table(rows))
     if given.strategy:
-        sys.stdout.writelines(f"{json.dumps(row)}\n" for row in rows)
         return
     record = provenance("python -m benchmarks.replay")
     write_tree(given.out / "replay.json", {"provenance": record, "rows": rows})

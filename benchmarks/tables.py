@@ -33,7 +33,10 @@ from tinygpu.devices.device import load_device
 __all__ = ["PAGES", "TABLES", "main", "renewed"]
 
 ROOT = Path(__file__).parent.parent
-_NAMES = ("README.md", "docs/results.md", "docs/measuring.md", "docs/model-concurrency.md")
+_NAMES = (
+    "README.md", "docs/results.md", "docs/measuring.md", "docs/model-concurrency.md",
+    "docs/attention.md",
+)  # fmt: skip
 PAGES = tuple(ROOT / page for page in _NAMES)
 """The pages that have such tables."""
 _PLACE = re.compile(r"(<!-- table ([\w ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -441,9 +444,13 @@ def _calibrated() -> str:
     """Return what calibration finds on an H200 beside the numbers of the package."""
     tree, known = _tree("calibrated"), load_device("h200").provenance
     told, details = [], []
-    for row in (row for row in tree["rows"] if row["kind"] == "measured"):
-        name, value, committed = row["number"], row["value"], known[row["number"]]
-        *said, spread = row["source"].split("; ")[1:]
+    for row in (row for row in tree["rows"] if "runs within" in row["source"]):
+        name, value, source = row["number"], row["value"], row["source"]
+        committed = known[name]
+        if row["kind"] == "spec":  # beside what was measured
+            _, number, source = re.split(r"; measured (\S+) \(", source.removesuffix(")"))
+            value = float(number)
+        *said, spread = source.split("; ")[1:]
         far = (f"{value / committed.value:.3f}", spread.partition(" within ")[2])
         told.append((f"`{name}`", f"{committed.value:.4g}", committed.kind, f"{value:.4g}", *far))
         details += [f"- `{name}`: {'; '.join(said)}."] if said else []
@@ -456,24 +463,48 @@ def _calibrated() -> str:
 
 
 def _held_out() -> str:
-    """Return the errors of the time model of Hopper, of all shapes together."""
-    file = FOLDER.parent / "hopper_model.json"
-    names = {"schedules": "a third of the schedules", "shape": "five shapes",
-             "a run by another": "(one run of bursts by another)"}  # fmt: skip
+    """Return the errors of the time model of Hopper on held-out shapes, fitted on either card."""
+    tree = json.loads((FOLDER.parent / "hopper_model.json").read_text(encoding="utf-8"))
     rows = [
         (
-            names.get(row["held out"], row["held out"]),
-            f"{row['median']:.1%}",
-            f"{row['p90']:.0%}",
-            f"{row['tau']:.2f}",
-            *(f"{row[f'top {n}']:.3f}" for n in (1, 8, 16)),
+            row["fitted on"].upper(), row["card"].upper(), f"{row['median']:.1%}",
+            f"{row['p90']:.0%}", f"{row['tau']:.2f}",
+            *(f"{row[f'top {n}'] - 1:.2%}" for n in (1, 8)),
         )
-        for row in json.loads(file.read_text(encoding="utf-8"))["rows"]
+        for row in tree["rows"]
         if row["shape"] == "all"
-    ]
-    columns = ("held out", "#error, median", "#error, p90", "#Kendall's tau",
-               "#top 1", "#top 8", "#top 16")  # fmt: skip
+    ]  # fmt: skip
+    columns = ("fitted on", "judged on", "#error, median", "#error, p90", "#Kendall's tau",
+               "#regret at 1", "#at 8")  # fmt: skip
     return _markdown(columns, rows)
+
+
+def _drawn() -> str:
+    """Return what the user's command finds at shapes that were drawn after the code was frozen."""
+    tree = json.loads((FOLDER.parent / "h100" / "drawn_matmul.json").read_text(encoding="utf-8"))
+    parts: dict[str, Callable[[Row], bool]] = {
+        "bf16, n a multiple of 8": lambda r: r["group"] == "drawn" and r["n"] % 8 == 0,
+        "bf16, other n": lambda r: r["group"] == "drawn" and r["n"] % 8 != 0,
+        "fp32": lambda r: r["group"] == "drawn fp32",
+    }
+    told = []
+    for name, of in parts.items():
+        mine = [row for row in tree["rows"] if of(row)]
+        cells = [name, f"{len(mine)}"]
+        for field in ("seconds", "first_seconds"):
+            ratios = [row["peer_seconds"] / row[field] for row in mine]
+            behind = sum(ratio < 1 for ratio in ratios)
+            cells += [
+                f"{statistics.geometric_mean(ratios):.3f}", f"{min(ratios):.3f}", f"{behind}"
+            ]  # fmt: skip
+        walls = [row["wall_seconds"] for row in mine]
+        told.append((*cells, f"{statistics.median(walls):.1f} s", f"{max(walls):.1f} s"))
+    columns = ("shapes", "#count", "#best found", "#least", "#behind", "#model's first", "#least",
+               "#behind", "#wall, median", "#most")  # fmt: skip
+    record = tree["provenance"]
+    by = f"{record['device']}, driver {record['driver']}; {record['date'][:10]}"
+    table = _markdown(columns, told)
+    return f"{table}\n\n`{record['command']}`; {by}, commit {record['commit']}."
 
 
 def _fleet() -> str:
@@ -579,12 +610,33 @@ def _replay() -> str:
             *("more" if row[n] is None else f"{row[n]:.0f}" for n in ("evaluations", "worst")),
             f"{row['area']:.3f}",
             *(f"{ratio:.3f}" for ratio in row["best_at"].values()),
+            f"{row['least_at_16']:.3f}",
             f"{1e3 * row['seconds']:.0f} ms",
         )
         for row in tree["rows"]
     ]
     columns = ("strategy", "start", "#to 99 %", "#worst shape", "#area", *(
-        f"#after {n}" for n in ("1", "4", "16", "64")), "#a walk")  # fmt: skip
+        f"#after {n}" for n in ("1", "4", "16", "64")), "#least after 16", "#a walk")  # fmt: skip
+    return _markdown(columns, rows)
+
+
+def _replay_held_out() -> str:
+    """Return how soon the search's strategy finds the best where nothing was chosen."""
+    tree = json.loads((FOLDER.parent / "replay_held_out.json").read_text(encoding="utf-8"))
+    rows = [
+        (
+            row["source"],
+            row["strategy"],
+            f"{row['shapes']}",
+            f"{row['schedules']}",
+            *("more" if row[n] is None else f"{row[n]:.0f}" for n in ("evaluations", "worst")),
+            *(f"{ratio:.4f}" for ratio in row["best_at"].values()),
+            *(f"{ratio:.3f}" for ratio in row["least_at"].values()),
+        )
+        for row in tree["rows"]
+    ]
+    after = [f"#{what} after {n}" for what in ("best", "least") for n in (8, 16, 32)]
+    columns = ("source", "strategy", "#shapes", "#schedules", "#to 99 %", "#worst", *after)
     return _markdown(columns, rows)
 
 
@@ -619,7 +671,37 @@ def _judged() -> str:
     return f"{_markdown(columns, rows)}\n\nMade on {tree['provenance']['date'][:10]}, on a CPU."
 
 
+def _attention() -> str:
+    """Return the cases of attention, each with its fastest point and its peers."""
+    path = FOLDER.parent / "h100" / "attention.json"
+    tree = json.loads(path.read_text(encoding="utf-8"))
+    columns = ("mask", "#b", "#heads", "#queries", "#keys", "#d", "fastest point", "#TFLOP/s",
+               "#predicted / measured time", "#of cuDNN", "#of FA3", "#of Triton",
+               "#of the best")  # fmt: skip
+    rows = [
+        (
+            "causal" if row["causal"] else "none",
+            row["b"], row["h"] * row["g"], row["m"], row["n"], row["d"],
+            row["schedule"]["point"],
+            f"{row['tflops']:.0f}",
+            _ratio(row["predicted_seconds"], row["seconds"]),
+            *(_ratio(row[f"{peer}_seconds"], row["seconds"]) for peer in ("peer", "fa3", "triton")),
+            f"{row['ratio']:.3f}",
+        )
+        for row in sorted(tree["rows"], key=lambda row: (row["causal"], row["d"], row["m"]))
+        if row["seconds"]
+    ]  # fmt: skip
+    run = tree["provenance"]
+    said = f"File `benchmarks/results/h100/attention.json`; {run['device']}, driver {run['driver']}"
+    capped = sum(row["capped"] for row in tree["rows"])
+    return (
+        f"{_markdown(columns, rows)}\n\n{said}; {run['date'][:10]}; at the power cap in {capped} "
+        f"of {len(tree['rows'])}."
+    )
+
+
 TABLES: Mapping[str, Callable[[], str]] = {
+    "attention": _attention,
     "agreement": _agreement,
     "ampere": _ampere,
     "ampere beside": lambda: _beside("ampere_matmul"),
@@ -636,6 +718,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "hopper": _hopper,
     "hopper beside": lambda: _beside("hopper_matmul"),
     "hopper summary": _summary,
+    "drawn": _drawn,
     "fleet": _fleet,
     "host": _host,
     "judged": _judged,
@@ -644,6 +727,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "policy": _policy,
     "rankings": _rankings,
     "replay": _replay,
+    "replay held out": _replay_held_out,
     "simt": lambda: _simt(ladder=False),
     "simt ladder": lambda: _simt(ladder=True),
     "slow": _slow,

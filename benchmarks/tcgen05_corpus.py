@@ -123,7 +123,7 @@ def _term(program: Program, sizes: Mapping[str, int]) -> tuple[float | str, list
         exact = operation.reference(rounded, {})
         name = operation.output.name
         ratio = error_ratio(
-            result.outputs[name], exact[name], exact["scale"], depth=sizes["k"],
+            result.outputs[name], exact[name], exact[f"scale of {name}"], depth=sizes["k"],
             roundoff=roundoff(program), dtype=operation.output.dtype,
         )  # fmt: skip
         worst = max(worst, float(ratio.max()))

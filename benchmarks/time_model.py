@@ -41,7 +41,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.oracle import CASES, HELD_OUT, ORACLE, decisions_of, path_of, problem_of
+from benchmarks.oracle import CASES, HELD_OUT, ORACLE, decisions_of, path_of, problem_of, still
 from benchmarks.peers import FOLDER, write_tree
 from tinygpu.cli.trusting import cases_in, model_report, rankings
 from tinygpu.codegen.run.provenance import provenance
@@ -66,7 +66,7 @@ def load(folder: Path = ORACLE) -> list[dict[str, Any]]:
     """Return the cases that have times."""
     files = [path_of(case, folder) for case in CASES]
     trees = [json.loads(file.read_text(encoding="utf-8")) for file in files if file.is_file()]
-    return [tree for tree in trees if "provenance" in tree]
+    return [still(tree) for tree in trees if "provenance" in tree]
 
 
 def predicted(tree: Mapping[str, Any]) -> Times:

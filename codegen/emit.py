@@ -23,14 +23,20 @@ Instructions".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import groupby
 from typing import Any, assert_never
 
 from tinygpu.codegen.kernel.kernel import PTX_VERSION, KernelCode, Rule, integer_values, signature
-from tinygpu.codegen.kernel.loops import instances, rotating_slots, stepped_pointers
+from tinygpu.codegen.kernel.loops import (
+    by_threads,
+    instances,
+    rotating_slots,
+    stepped_pointers,
+)
 from tinygpu.codegen.kernel.peel import Rest, Short, apart, written_out
 from tinygpu.codegen.kernel.ptx import Scalar as Number
 from tinygpu.codegen.kernel.scope import Scope, TurnRange, value_coordinates
@@ -86,7 +92,7 @@ from tinygpu.term.tensor_memory import uses_tensor_memory
 
 __all__ = ["EMITTER_VERSION", "PTX_VERSION", "RULES", "emit", "integer_values", "signature"]
 
-EMITTER_VERSION = 3
+EMITTER_VERSION = 4
 RULES: Mapping[str, Rule] = {
     "ld.global": load_store.ld_global,
     "ld.shared": load_store.ld_shared,
@@ -153,7 +159,7 @@ class Emitter(KernelCode):
     def text_of(self, arch: str) -> str:
         """Return the whole module."""
         program, text, self.arch = self.program, self.text, arch
-        if program.barriers:
+        if program.takes_tiles:
             self._roles()
             directives = [f".reqntid {program.threads}, 1, 1"]
             directives.append(f".minnctapersm {program.ctas_per_sm}")
@@ -161,7 +167,9 @@ class Emitter(KernelCode):
                 directives.append(f".reqnctapercluster {self.ctas}, 1, 1")
             return self.module(arch, directives, tuple(self.maps.values()))
         if len(program.roles) > 1 or program.roles[0].copies > 1:
-            raise ProgramError(f"program {program.name}: several roles, and no barriers")
+            raise ProgramError(
+                f"program {program.name}: several roles, and no tiles that they take"
+            )
         if self.ctas > 1:
             raise ProgramError(f"program {program.name}: a cluster, and no barriers")
         self._launched()
@@ -169,6 +177,7 @@ class Emitter(KernelCode):
         self._enter(program.roles[0], 0)
         self.body(program.roles[0].body, Scope())
         text.emit("ret")
+        text.lines += text.beside
         directives = [f".maxntid {program.threads}, 1, 1"]
         if program.ctas_per_sm > 1:
             directives.append(f".minnctapersm {program.ctas_per_sm}")
@@ -178,7 +187,8 @@ class Emitter(KernelCode):
         """Let the threads branch to their roles."""
         program, text = self.program, self.text
         self._ranks()
-        self._initialise()
+        if program.barriers:
+            self._initialise()
         first = 0
         ends = [text.label("role_end") for _ in program.roles]
         shared, last = self._last(), text.label("last")
@@ -203,6 +213,7 @@ class Emitter(KernelCode):
             text.mark(last)
             barriers.sync(self, shared)
         text.emit("ret")
+        text.lines += text.beside
 
     def _takes(self, role: Role) -> bool:
         """Say whether a role's warps load from tensor memory, or store there."""
@@ -277,7 +288,7 @@ class Emitter(KernelCode):
         self.addresses.copy, self.addresses.local = self.copy, self.local
         if role.copy:
             self.addresses.variables[role.copy] = self.copy
-        if self.program.barriers and not self.program.persistent and self._outside_tiles(role):
+        if self.program.takes_tiles and not self.program.persistent and self._outside_tiles(role):
             self._launched()
 
     def _outside_tiles(self, role: Role) -> bool:
@@ -301,9 +312,13 @@ class Emitter(KernelCode):
         return linear
 
     def body(self, body: tuple[Statement, ...], scope: Scope) -> None:
-        """Emit statements in order."""
-        for before, statement in zip((None, *body), body, strict=False):
+        """Emit statements in order; copies of whole tiles that follow one another ask once."""
+        before: Statement | None = None
+        for run in self._runs(body):
+            statement = run[0]
             match statement:
+                case Do() if self._asks(statement):
+                    self.whole_or_not([do for do in run if isinstance(do, Do)], scope)
                 case Do():
                     self.do(statement, scope)
                 case For(unrolled=True):
@@ -328,7 +343,7 @@ class Emitter(KernelCode):
                         self._hold(before, scope)
                     how = f"wait_group{'.read' * read}"
                     self.text.emit(f"{_GROUPS[group].format(how)} {pending}")
-                case Elect() | ForTile() | Wait() | Arrive() | Fence() if not self.program.barriers:
+                case Elect() | Wait() | Arrive() | Fence() if not self.program.barriers:
                     raise ProgramError(
                         f"program {self.program.name}: {statement} needs barriers and roles"
                     )
@@ -344,6 +359,24 @@ class Emitter(KernelCode):
                     self.text.emit(barriers.FENCES[kind])
                 case _:
                     assert_never(statement)
+            before = run[-1]
+
+    def _runs(self, body: tuple[Statement, ...]) -> Iterator[tuple[Statement, ...]]:
+        """Yield statements, those that ask together whether tiles are whole as one run."""
+        for asks, together in groupby(body, self._asks):
+            run = tuple(together)
+            yield from (run,) if asks else ((statement,) for statement in run)
+
+    def _asks(self, statement: Statement) -> bool:
+        """Say whether a statement asks whether its tile is whole."""
+        return (
+            self.program.guards == "tile"
+            and isinstance(statement, Do)
+            and statement.lanes is None
+            and statement.instruction.issuer in ("thread", "warp")
+            and not any(access.buffer.fragment for access in statement.accesses)
+            and any(guarded for access in statement.accesses for guarded in access.guard)
+        )
 
     def _hold(self, do: Do, scope: Scope) -> None:
         """Keep what the wait after a statement of arithmetic waits for behind that statement.
@@ -372,16 +405,12 @@ class Emitter(KernelCode):
     def do(self, do: Do, scope: Scope) -> None:
         """Emit one statement through its rule."""
         self.text.note(str(do))
-        how, held = do.instruction, {a.buffer.fragment for a in do.accesses}
+        how = do.instruction
         if do.write.buffer.home and how.issuer != "thread":
             raise ProgramError(f"{do}: only st.shared goes to another CTA")
         rule = _brought(how.lower) if how.lower else self.rule(do)
-        guarded = any(g for a in do.accesses for g in a.guard)
-        each_its_own = how.issuer in ("thread", "warp") and not any(held)
         if do.lanes is not None and how.name not in _PREDICATED:
             self._by_lanes(rule, do, scope)
-        elif each_its_own and self.program.guards == "tile" and guarded:
-            self.whole_or_not(rule, do, scope)
         else:
             rule(self, do, scope)
 
@@ -411,30 +440,39 @@ class Emitter(KernelCode):
             )
         return RULES[how.name]
 
-    def whole_or_not(self, rule: Rule, do: Do, scope: Scope) -> None:
-        """Emit a statement without guards for tiles that are whole, and with them for others."""
+    def whole_or_not(self, run: Sequence[Do], scope: Scope) -> None:
+        """Emit statements without guards for tiles that are whole, and with them for others.
+
+        The others' code stands behind the kernel's: in its place a branch would go around it.
+        """
         text = self.text
-        plain = replace(do, write=_unguarded(do.write), reads=tuple(map(_unguarded, do.reads)))
-        whole = self.addresses.whole(do, scope)
+        plain = [
+            replace(do, write=_unguarded(do.write), reads=tuple(map(_unguarded, do.reads)))
+            for do in run
+        ]
+        whole = self.addresses.whole(run, scope)
         if not isinstance(whole, str):
-            rule(self, plain if whole else do, scope)
+            for do in plain if whole else run:
+                self.do(do, scope)
             return
         partly, end = text.label("partly"), text.label("whole_end")
         text.emit(f"@!{whole} bra {partly}")
         with text.scope():
-            rule(self, plain, scope)
-            if _plain_load(plain):
+            for do in plain:
+                self.do(do, scope)
+            if any(map(_plain_load, plain)):
                 text.emit(_AS_A_BRANCH)
-        text.emit(f"bra {end}")
-        text.mark(partly)
-        with text.scope():
-            rule(self, do, scope)
         text.mark(end)
+        with text.aside(), text.scope():
+            text.mark(partly)
+            for do in run:
+                self.do(do, scope)
+            text.emit(f"bra {end}")
 
     def loop(self, loop: For, scope: Scope) -> None:
         """Emit a running loop: positions before it, one step of each at its end."""
         text = self.text
-        if self.paired and not self.program.barriers:
+        if self.paired:
             self._fold(loop, scope)
         if loop.start < 0:
             raise ProgramError(f"{loop}: it begins below 0; unroll it, or count from 0")
@@ -494,14 +532,14 @@ class Emitter(KernelCode):
         for do, here in instances(loop.body, scope):
             if do.where is not None:
                 addresses.compared(do, here, fixed_only=True)
-        if self.program.barriers:
-            rings = self.rings.turning(loop.body, loop.var, loop.start, scope)
-            return [partial(self.rings.turn, ring) for ring in rings]
+        rings = self.rings.turning(loop.body, loop.var, loop.start, scope)
+        if not self.program.takes_tiles:
+            self._ask_whole(loop.body, scope)
         by_pointer = self.program.addressing == "pointer"
         stepped = stepped_pointers(addresses, loop, scope) if by_pointer else []
         slots = rotating_slots(addresses, loop, scope)
         for do, here in instances(loop.body, scope):
-            for access in do.accesses:
+            for access in by_threads(do):
                 addresses.prepare(access, do.threads, here)
 
         def step(pointer: Number, distance: Number) -> None:
@@ -513,7 +551,20 @@ class Emitter(KernelCode):
             text.emit(f"setp.eq.s32 {again}, {offset}, {limit}")
             text.emit(f"selp.b32 {offset}, 0, {offset}, {again}")
 
-        return [*(partial(step, *one) for one in stepped), *(partial(turn, *one) for one in slots)]
+        return [
+            *(partial(self.rings.turn, ring) for ring in rings),
+            *(partial(step, *one) for one in stepped),
+            *(partial(turn, *one) for one in slots),
+        ]
+
+    def _ask_whole(self, body: tuple[Statement, ...], scope: Scope) -> None:
+        """Ask before a loop what of its tiles' being whole is the same in all turns."""
+        for run in self._runs(body):
+            if self._asks(run[0]):
+                dos = [do for do in run if isinstance(do, Do)]
+                self.addresses.whole(dos, scope, fixed_only=True)
+            for inner in scope.laid_out(run[0]):
+                self._ask_whole(run[0].body, inner)
 
     def _fold(self, loop: For, scope: Scope) -> None:
         """Make the addresses of a loop's accesses in swizzled buffers, before it."""
@@ -529,6 +580,7 @@ class Emitter(KernelCode):
         if inside is None:
             index = self.addresses.sum(terms, scope, known)
             inside = self.text.less(index, self.addresses.integer(when.bound))
+            scope = scope.where(known, terms, when.bound)
         if inside is False:
             return
         with self.text.scope():

@@ -11,6 +11,14 @@ next that does not opens a place of its own.
 >>> places([1.00, 1.01, 1.10, None], [0.01, 0.01, 0.01, 0.0])
 [(1, True), (1, True), (3, False), None]
 
+So a result is the *set* of those that share the first place.  Which of them times come out least
+is luck; ``ranked`` orders each place by a rule that no time enters: the fewest registers, then the
+smallest tile, then the schedule's text.  Two runs that find the same set name the same kernel.
+
+>>> line = [Schedule("line", (("tile_m", m),)) for m in (64, 32, 16)]
+>>> ranked([1.00, 1.01, 1.10], [0.01] * 3, [plainness(one, 40) for one in line])
+[1, 0, 2]
+
 Source: ``docs/measuring.md``, section "Ties".
 """
 
@@ -19,7 +27,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-__all__ = ["places", "tie"]
+from tinygpu.term.schedule import Schedule
+
+__all__ = ["Plainness", "places", "plainness", "ranked", "tie"]
+
+Plainness = tuple[float, int, str]
 
 
 def tie(seconds: float, other: float, noise: float, others_noise: float) -> bool:
@@ -47,3 +59,24 @@ def places(
             found[i] = place, len(group) > 1
         place += len(group)
     return found
+
+
+def plainness(schedule: Schedule, registers: float = math.inf) -> Plainness:
+    """Return what a tie is decided by: registers of a thread, elements of a tile, the text."""
+    tile = 1
+    for name, value in schedule.decisions:
+        tile *= int(value) if name.startswith("tile_") else 1
+    return registers, tile, str(schedule)
+
+
+def ranked(
+    seconds: Sequence[float | None], noises: Sequence[float], rules: Sequence[Plainness]
+) -> list[int]:
+    """Return the order of schedules: by place, within a place by the rule, then those untimed."""
+    found = places(seconds, noises)
+
+    def key(i: int) -> tuple[float, Plainness]:
+        at = found[i]
+        return (math.inf if at is None else at[0]), rules[i]
+
+    return sorted(range(len(found)), key=key)

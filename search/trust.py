@@ -146,9 +146,16 @@ def case_of(
     again: Sequence[float | None] | None = None,
     chosen: int = 0,
 ) -> Evidence | None:
-    """Predict what was measured; the first ``chosen`` were not drawn.  None if nothing ran."""
+    """Predict what was measured; the first ``chosen`` were not drawn.  None if nothing ran.
+
+    A schedule that the machine has no more is left out.
+    """
     both = np.array([times, times if again is None else again], float)  # None becomes nan
-    there = np.flatnonzero(np.isfinite(both).all(0)).tolist()
+    there = [
+        i
+        for i in np.flatnonzero(np.isfinite(both).all(0)).tolist()
+        if all(r.holds for r in machine.requires(problem.operation, schedules[i].chosen()))
+    ]
     mine = tuple(schedules[i] for i in there)
     if not mine:
         return None

@@ -20,7 +20,6 @@ from tinygpu.term.program import (
     Statement,
     Sync,
     Wait,
-    When,
     var,
 )
 
@@ -127,12 +126,11 @@ def every_other_line(do: Do) -> Do:
     return replace(do, reads=(replace(source, value=((0, 1), (2, 0), (0, 64))),))
 
 
-def everywhere(program: Program) -> Program:
-    """Let all CTAs that share k store the tile."""
-    return rewritten(
-        program,
-        lambda s: s.body if isinstance(s, When) and str(s.index) == "rank_k" else s,
-    )
+def all_to_one_part(do: Do) -> Do:
+    """Let all CTAs that share k store what the first of them stores."""
+    rows, columns = do.write.origin
+    of_all = tuple(term for term in columns.terms if term[0] != "rank_k")
+    return replace(do, write=replace(do.write, origin=(rows, replace(columns, terms=of_all))))
 
 
 def with_barriers(program: Program, **changes: Any) -> Program:
@@ -149,9 +147,15 @@ def with_barriers(program: Program, **changes: Any) -> Program:
     return rewritten(program, change, barriers=changed)
 
 
+def to_the_first(do: Do) -> Do:
+    return replace(do, write=replace(do.write, peer=0))
+
+
+to_first = dos(term("shared k"), "st.shared", to_the_first)
+
 # A law, what its message says, and a term that breaks it.
 WRONG: tuple[tuple[str, str, Program], ...] = (
-    ("cluster_size", "4 x 4 has 16 CTAs", term("cluster", cluster_m=4, cluster_n=4)),
+    ("cluster_size", "4 x 4 x 2 has 32 CTAs", term("shared k", cluster_m=4, cluster_n=4)),
     ("issuers", "each thread of producer", rewritten(term("plain"), unelected)),
     ("issuers", "one thread cannot", dos(term("plain"), "wgmma", lambda do: Elect((do,)))),
     ("issuers", "a copy of consumer has 64", role(term("plain"), "consumer", threads=64)),
@@ -175,9 +179,13 @@ WRONG: tuple[tuple[str, str, Program], ...] = (
         dos(term("cluster"), LOAD, lambda do: replace(do, multicast="rank_m")),
     ),
     ("multicast", "elsewhere in gmem", dos(term("cluster"), LOAD, moved_part)),
-    ("home", "its home is along rank, no axis", rebuffered(term("shared k"), "parts", home="rank")),
+    ("home", "its home is along rank, no axis", rebuffered(to_first, "parts", home="rank")),
     ("home", "only st.shared", rebuffered(term("shared k"), "smem_a", home="rank_k")),
-    ("store_once", "stored 2 times, once for each rank_k", everywhere(term("shared k"))),
+    (
+        "store_once",
+        "stored 2 times, once for each rank_k",
+        dos(term("shared k"), "st.global", all_to_one_part),
+    ),
     (
         "mbarrier",
         "expects 49168 B of a phase, and 49152 B land",
@@ -227,7 +235,7 @@ WRONG: tuple[tuple[str, str, Program], ...] = (
     ("accumulators", "need 256 registers", term("ring", tile_m=128, tile_n=256)),
     ("accumulators", "it has 144", role(term("two consumers"), "consumer", registers=144)),
     ("tma_lines", "48 lines begin 64 lines apart", dos(term("plain"), LOAD, values_of(1, 48))),
-    ("tma_box", "a side of its box has 257", dos(term("plain"), LOAD, values_of(1, 257))),
+    ("tma_box", "257 lines are no 2 boxes", dos(term("plain"), LOAD, values_of(1, 257))),
     ("tma_box", "has 0 elements", dos(term("plain"), LOAD, values_of(1, 0))),
     ("tma_box", "have 104 B, no multiple of 16", dos(term("plain"), LOAD, values_of(0, 52))),
     ("tma_box", "have 64 B, and the swizzle", dos(term("plain"), LOAD, values_of(0, 32))),
@@ -243,12 +251,15 @@ WRONG: tuple[tuple[str, str, Program], ...] = (
     ),
     (
         "tma_box",
-        "its swizzle repeats every 1024 B",
+        "TMA needs multiples of 128",
         dos(
             term("plain"),
             LOAD,
             lambda do: replace(
-                do, write=replace(do.write, origin=(var("tile", 0) + 4, *do.write.origin[1:]))
+                do,
+                write=replace(
+                    do.write, origin=(do.write.origin[0], var("tile", 0) + 8, do.write.origin[2])
+                ),
             ),
         ),
     ),
@@ -377,7 +388,7 @@ WRONG: tuple[tuple[str, str, Program], ...] = (
 
 # A law, and a term at its edge that keeps it.
 RIGHT: tuple[tuple[str, Program], ...] = (
-    ("cluster_size", term("cluster", cluster_m=4, cluster_n=2)),
+    ("cluster_size", term("cluster", cluster_m=4, cluster_n=4)),
     (
         "collective",
         replace(

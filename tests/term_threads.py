@@ -214,7 +214,7 @@ class Thread:
         elif do.instruction.unit == "tma":
             yield from self._tma(do, env, copy)
         elif name != "st.global":
-            yield (do.variant if name == "fma" else name,)
+            yield (do.variant if name == "fma" else "mov.f32" if name == "mov" else name,)
 
     def _exchange(self, do: Do, env: dict[str, int], who: tuple[int, int, int]) -> Iterator[Step]:
         """Where a thread's sums lie in shared memory, 16 B at once; the lanes of rows in a tile."""
@@ -231,7 +231,7 @@ class Thread:
             origin = [o + digit * step for o, step in zip(origin, steps, strict=True)]
         places = self.addresses(replace(memory, origin=tuple(origin)), do.values, env, copy)
         assert (np.diff(places.reshape(-1, 4)) == 4).all()
-        home = min(self.along(memory.buffer.home)) if stores else self.rank
+        home = sorted(self.along(memory.buffer.home))[memory.peer] if stores else self.rank
         for at in places[::4].tolist():
             yield do.instruction.name, at | of_rank(home) & ~SMEM
 
@@ -261,6 +261,8 @@ class Thread:
         gmem, smem = (read, do.write) if loads else (do.write, read)
         box = (*do.values[:2], *(1,) * (len(gmem.origin) - 2))  # one of a batch
         source = TensorMap(gmem.buffer.name, gmem.buffer.dtype, box, smem.buffer.swizzle[0])
+        # an address is told before it is swizzled: TMA does that, and a box may begin at any line
+        smem = replace(smem, buffer=replace(smem.buffer, swizzle=(0, 0, 0)))
         if loads and read.trimmed:
             lines = self.inside(do, env)
             if lines <= 0:

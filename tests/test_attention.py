@@ -95,8 +95,8 @@ def test_it_is_the_softmax_of_what_is_seen(
     finally:
         operations._BLOCK = old
     assert np.allclose(found["o"], by_rows(arrays, mask, scale), atol=1e-12)
-    assert np.isfinite(found["scale"]).all()
-    assert (found["scale"] >= np.abs(found["o"])).all()
+    assert np.isfinite(found["scale of o"]).all()
+    assert (found["scale of o"] >= np.abs(found["o"])).all()
 
 
 @pytest.mark.parametrize("mask", MASKS)
@@ -206,13 +206,15 @@ def test_rounding_stays_below_the_scale(mask: str, kind: str) -> None:
     p = np.exp2((s - s.max(1, keepdims=True)) * c)
     got = (p @ v) / p.sum(1, keepdims=True)
     assert got.dtype == np.float32
-    error = np.abs(got - wanted["o"].reshape(96, 16)) / (2.0**-24 * wanted["scale"].reshape(96, 16))
+    error = np.abs(got - wanted["o"].reshape(96, 16)) / (
+        2.0**-24 * wanted["scale of o"].reshape(96, 16)
+    )
     assert error.max() < 4 * math.sqrt(96)
     if kind == "normal":
         assert error.max() > 0.01  # a bound of no use would be far above
     lost = by_rows({n: x.astype(np.float64) for n, x in narrow.items()}, "none", 0.126)
     if mask == "none" and kind == "normal":  # another scale of 1 % is far beyond rounding
-        wrong = np.abs(lost - wanted["o"]) / (4 * 2.0**-24 * math.sqrt(96) * wanted["scale"])
+        wrong = np.abs(lost - wanted["o"]) / (4 * 2.0**-24 * math.sqrt(96) * wanted["scale of o"])
         assert wrong.max() > 10
 
 

@@ -52,6 +52,10 @@ def row_of(number: int, ask: agreement.Ask = fake) -> dict[str, Any]:
     return agreement.row(case, number, mine, agreement.launched(case, number, ask))
 
 
+NEWER = {"cp.async+ld.shared"}
+"""Values that decisions got after the cases ran on a GPU."""
+
+
 def test_kept_cases_are_legal_and_many() -> None:
     """80 different ones of each machine and more, of every structure that a draw should meet."""
     names = [schedule.machine for _, schedule in KEPT]
@@ -69,7 +73,7 @@ def test_kept_cases_are_legal_and_many() -> None:
         for decision, choice in ALL[name].decisions().items():
             if choice.structural:  # a newer one than the cases has one value in all of them
                 values = set(choice.values) if choice.before is None else {choice.before}
-                assert {s[decision] for s in mine} == values, decision
+                assert {s[decision] for s in mine} == values - NEWER, decision
 
 
 def test_the_draw_is_deterministic() -> None:

@@ -16,15 +16,15 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from benchmarks import attention, attention_fuzz, hopper_mutants
+from benchmarks import attention, attention_drawn, attention_rejected, hopper_mutants
 from benchmarks.attention import CASES, Case, Data, compare, reference, row_of, summary, visible
 from benchmarks.peers import load_rows
 from benchmarks.triton_attention import CONFIGURATIONS, Configuration
+from tests.async_mutants import mutants
 from tests.hopper_terms import term
 from tinygpu.codegen.emit import emit
 from tinygpu.codegen.run.timing import Timing
-from tinygpu.errors import IllegalScheduleError, LaunchError, OperationError
-from tinygpu.legality.concurrency.judge import verdict
+from tinygpu.errors import IllegalScheduleError, LaunchError, OperationError, TinyGpuError
 from tinygpu.machines import MACHINES, hopper
 from tinygpu.term.operation import Problem, matmul
 from tinygpu.term.program import Program
@@ -182,12 +182,14 @@ def model(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("model")
 def test_a_row_is_the_fastest_point_beside_the_fastest_peer() -> None:
     programs = {name: term("plain") for name in ("fast", "slow", "bad")}
-    row = row_of(SMALL, answer(fast=2e-6, slow=3e-6, cudnn=1.8e-6, tm=1.9e-6), programs)
+    times = {"fast": 2e-6, "slow": 3e-6, "cudnn": 1.8e-6, "fa2": 4e-6, "tm": 1.9e-6}
+    row = row_of(SMALL, answer(**times), programs)
     assert row["schedule"] == {"point": "fast"}
     assert row["ratio"] == pytest.approx(0.9)
     assert row["tflops"] == pytest.approx(SMALL.flops / 2e-6 * 1e-12)
     assert row["points"] == {"fast": 2e-6, "slow": 3e-6, "bad": "hangs"}
     assert (row["fa3_seconds"], row["fa3_reason"]) == (None, "it is not installed")
+    assert (row["fa2_seconds"], row["fa2_reason"]) == (4e-6, "")
     assert (row["triton"], row["triton_seconds"]) == ("t64x64_s3_w4", 1.9e-6)
     assert row["predicted_seconds"] > 0
     alone = row_of(SMALL, answer(cudnn=1.8e-6), {})
@@ -226,7 +228,7 @@ def test_results_are_written_and_a_case_that_hangs_costs_itself(
 ) -> None:
     monkeypatch.setattr(attention, "Worker", FakeWorker)
     monkeypatch.setattr(attention, "provenance", lambda command: {"command": command})
-    monkeypatch.setattr(attention, "points", lambda _: {"fast": term("plain")})
+    monkeypatch.setattr(attention, "points", lambda *_: {"fast": term("plain")})
     first, second = (one.part for one in CASES[:2])
     FakeWorker.answers, FakeWorker.asked = (
         ({"failed": "it hangs"}, answer(fast=2e-6, cudnn=1e-6)),
@@ -259,6 +261,13 @@ def test_named_points_that_are_legal_are_measured(monkeypatch: pytest.MonkeyPatc
         attention.points(problem)
 
 
+def test_points_of_two_machines_have_names_of_their_own() -> None:
+    of = attention.problem_of(Case("both", 1, 2, 2, 256, 300, 128, causal=True))
+    names = [*attention.points(of, ("attention", "ampere_attention"))]
+    assert {"fa2", "fa3", "ampere_attention fa2", "ampere_attention few keys"} <= {*names}
+    assert len({*names}) == len(names)
+
+
 def test_configurations_of_triton_are_read() -> None:
     assert len({*CONFIGURATIONS}) == 12
     assert all(min(Configuration.of(n).block_m, Configuration.of(n).warps) for n in CONFIGURATIONS)
@@ -267,36 +276,17 @@ def test_configurations_of_triton_are_read() -> None:
 
 
 def test_problems_of_the_fuzz_are_of_every_kind() -> None:
-    words = [attention_fuzz.words_of(n, np.random.default_rng(n)) for n in range(50)]
+    words = [attention_drawn.words_of(n, np.random.default_rng(n)) for n in range(50)]
     assert {w["mask"] for w in words} == {"none", "causal"}
     assert {w["dtype"] for w in words} == {"bf16", "f16"}
     sizes = [w["sizes"] for w in words]
-    assert {(s["h"], s["g"]) for s in sizes} == {*attention_fuzz.HEADS}
+    assert {(s["h"], s["g"]) for s in sizes} == {*attention_drawn.HEADS}
     assert {s["d"] for s in sizes} == {64, 128}
     assert any(s["m"] == 1 for s in sizes)
     assert any(s["n"] < 9 for s in sizes)
     assert any(s["m"] > s["n"] for s in sizes)
     kinds = {(w["mask"], w["dtype"], w["sizes"]["d"]) for w in words}
     assert len(kinds) == 8
-
-
-def test_hangs_are_counted_apart() -> None:
-    row = {
-        "words": {"mask": "none"}, "schedules": 10, "unproved": [], "worst_error": 0.5,
-        "hangs": [[{}, "it hangs"]], "wrong": [],
-    }  # fmt: skip
-    changed = [{"outcome": "hangs"}, {"outcome": "faults: an address"}, {"outcome": "hangs"}]
-    told = attention_fuzz.summary([row, row], changed)
-    assert (told["schedules"], told["hangs"], told["wrong"]) == (20, 2, 0)
-    assert told["mutants"] == {"hangs": 2, "faults": 1}
-
-
-def test_rejected_mutants_are_of_several_kinds() -> None:
-    found = attention_fuzz.rejected({"plain": term("plain")}, 6)
-    assert len(found) == 6
-    assert len({name for name, _, _ in found}) == 6
-    assert not any(verdict(program).legal for _, program, _ in found)
-    assert len({said.split(": ")[1] for _, _, said in found}) >= 2
 
 
 @pytest.mark.parametrize(
@@ -316,9 +306,66 @@ def test_what_a_faulty_program_does_is_said(
     assert hopper_mutants.outcome_of(term("plain"), problem) == (outcome, said.get("errors", []))
 
 
+@pytest.mark.parametrize("one", attention_rejected.CHOSEN, ids=lambda one: one[1])
+def test_chosen_mutants_are_rejected(
+    one: tuple[str, str, str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention_rejected, "assembled", lambda *_, unchecked: f"{unchecked}")
+    row = attention_rejected.written(*one)
+    assert row["case"].startswith(f"{one[0]}: {one[1]}")
+    assert row["verdict"].startswith("illegal: ")
+    assert row["code"] == "True"
+
+
+def test_what_is_no_mutant_or_legal_is_not_written() -> None:
+    with pytest.raises(TinyGpuError, match="fa3 has none"):
+        attention_rejected.written("fa3", "drop wait x_full@", "hangs", "")
+    with pytest.raises(TinyGpuError, match="it is legal, not illegal"):
+        attention_rejected.written("fa3", "double wait k_full@", "hangs", "")
+
+
+RIGHT: Mapping[str, Any] = {"ratios": [0.3, 0.4]}
+MUTANT = {"case": "a", "expected": "hangs", "code": "1"}
+
+
+@pytest.mark.parametrize(
+    ("said", "outcome"),
+    [
+        ({"failed": "it hangs: no answer in 8 s"}, "hangs"),
+        ({"failed": "CUDADriverError: CUDA_ERROR_LAUNCH_FAILED"}, "faults"),
+        ({"ratios": [0.3, math.inf]}, "wrong"),
+        (RIGHT, "right"),
+    ],
+)
+def test_what_a_rejected_mutant_does_is_written_at_once(
+    said: dict[str, Any], outcome: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The second has no code, the third no process in which the unchanged kernel is right."""
+    told: list[tuple[Mapping[str, Any], ...]] = [
+        (RIGHT, said), (RIGHT,), ({"failed": "no CUDA device"},)
+    ]  # fmt: skip
+    answers = iter(told)
+
+    class Told(FakeWorker):
+        def __init__(self, _: Any) -> None:
+            self.left = iter([dict(one) for one in next(answers)])
+
+    monkeypatch.setattr(attention_rejected, "Worker", Told)
+    monkeypatch.setattr(attention_rejected, "_STARTING", 1)
+    monkeypatch.setattr(attention_rejected, "provenance", lambda command: {"command": command})
+    several = [MUTANT, {**MUTANT, "case": "b", "code": ""}, {**MUTANT, "case": "c"}]
+    (tmp_path / "made.json").write_text(json.dumps({"right": "0", "mutants": several}))
+    with pytest.raises(TinyGpuError, match=r"before c: .*no CUDA device"):
+        attention_rejected.main([str(tmp_path / "made.json"), "--out", str(tmp_path)])
+    tree = json.loads((tmp_path / "attention_rejected.json").read_text())
+    assert [row["outcome"] for row in tree["mutants"]] == [outcome, "not assembled"]
+    assert tree["summary"]["as_expected"] == (outcome == "hangs")
+    assert tree["summary"]["not_seen"] == (["a"] if outcome == "right" else [])
+
+
 def test_a_rejected_term_becomes_code(monkeypatch: pytest.MonkeyPatch) -> None:
     """``emit`` refuses what the judge rejects, and so it has to be told."""
-    ((_, program, _),) = attention_fuzz.rejected({"plain": term("plain")}, 1)
+    program = next(p for n, p in mutants(term("plain")) if n.startswith("drop arrive full"))
     with pytest.raises(IllegalScheduleError):
         emit(program, "sm_90a")
 

@@ -286,7 +286,7 @@ def test_the_load_comes_before_the_rounds(
     assert (timed[..., [0, 3]] == "record").all()
     assert (timed[..., 1] == timed[..., 2]).all()
     orders = ["".join(one) for one in timed[..., 1]]
-    assert set(orders) == {"ab", "ba"}  # each round in an order of its own
+    assert orders[1] == orders[0][::-1]  # each of a pair is first as often as the other
     assert [found[name].seconds for name in "ab"] == [1e-3 / 8] * 2  # of 4 launches each
     assert found["a"].rounds == 2
 

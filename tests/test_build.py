@@ -9,7 +9,8 @@ import pytest
 from tinygpu.codegen.emit import emit
 from tinygpu.codegen.run import build
 from tinygpu.codegen.run.assemble import assemble
-from tinygpu.codegen.run.build import Built, build_many
+from tinygpu.codegen.run.build import Builders, Built, build_many
+from tinygpu.deadline import Deadline
 from tinygpu.errors import TinyGpuError
 from tinygpu.machines.simt import LADDER, Simt
 from tinygpu.term.machine import Chosen
@@ -50,3 +51,20 @@ def test_one_that_fails_stands_in_its_place(jobs: int) -> None:
 def test_a_worker_that_dies_is_no_hang(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "_COMMAND", ("false",))
     assert all(isinstance(b, TinyGpuError) for b in build_many(_wanted(_terms()), jobs=2))
+
+
+def test_codes_are_those_that_are_assembled() -> None:
+    """After a deadline none is asked for."""
+    terms = _terms()
+    terms[3] = replace(terms[3], specialised=True)  # and no sizes are given
+    with Builders(2) as builders:
+        found = list(builders.codes(_wanted(terms)))
+        assert not list(builders.codes(_wanted(terms), Deadline.within(0.0, lambda: 1.0)))
+    assert len(found) == len(terms)
+    for number, (term, code) in enumerate(zip(terms, found, strict=True)):
+        if number == 3:
+            assert isinstance(code, TinyGpuError)
+        else:
+            cubin = assemble(emit(term, ARCH), ARCH)
+            spilled = cubin.spill_stores_bytes + cubin.spill_loads_bytes
+            assert code == (cubin.registers, spilled)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -14,6 +15,7 @@ from tinygpu.devices.device import load_device
 from tinygpu.errors import OperationError
 from tinygpu.legality.laws import check_schedule
 from tinygpu.machines import MACHINES
+from tinygpu.machines.ampere_attention import STARTS as WARPS
 from tinygpu.machines.attention import STARTS
 from tinygpu.meaning.interpret import tile_of
 from tinygpu.term.operation import Problem, attention
@@ -23,6 +25,7 @@ AXES = attention().axes
 SIZES = "-b 2 --heads 4 --kv-heads 2 -m 100 -n 130 -d 64"
 PLAIN = {**STARTS["fa2"], "turns": "none"}
 ASK = "ask attention consumers==2"
+ON_A100 = {**WARPS["few keys"], "depth": 64, "raster": 1}
 
 
 def tinygpu(*words: object) -> Result:
@@ -73,16 +76,43 @@ def test_a_matmul_has_no_heads() -> None:
         sizes_of("matmul", ("m", "n", "k"), ["kv-heads=2"])
 
 
-@pytest.mark.parametrize("mask", ["--causal", "--mask causal", ""])
-def test_schedules_are_searched_by_heads(mask: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("words", "kind"),
+    [
+        ("--causal", {"mask": "causal"}),
+        ("--mask causal", {"mask": "causal"}),
+        ("", {}),
+        ("--lse", {"lse": True}),
+        ("--window 40 0", {"mask": "window:40:0"}),
+        ("--mask window:3:20 --window 3 20 --lse", {"mask": "window:3:20", "lse": True}),
+    ],
+)
+def test_schedules_are_searched_by_heads(words: str, kind: dict[str, Any], tmp_path: Path) -> None:
     """The file that is written has the problem that was said."""
-    words: list[object] = ["--kv-heads", 2, "-m", 100, "-n", 130, "-d", 64, *mask.split()]
-    words += [word for name, value in PLAIN.items() for word in ("--fix", f"{name}={value}")]
-    said("search", "attention", "-b", 2, "--heads", 4, *words, "--top", 1, "--out", tmp_path)
+    given: list[object] = ["--kv-heads", 2, "-m", 100, "-n", 130, "-d", 64, *words.split()]
+    given += [word for name, value in PLAIN.items() for word in ("--fix", f"{name}={value}")]
+    said("search", "attention", "-b", 2, "--heads", 4, *given, "--top", 1, "--out", tmp_path)
     machine, problem, _ = from_json(next(tmp_path.glob("*1.json")).read_text(), MACHINES)
     assert machine.name == "attention"
-    wanted = attention(mask="causal" if mask else "none")
-    assert problem == Problem.of(wanted, l=2, h=2, g=2, m=100, n=130, d=64, e=64)
+    assert problem == Problem.of(attention(**kind), l=2, h=2, g=2, m=100, n=130, d=64, e=64)
+
+
+def test_a_chip_before_hopper_has_a_machine_of_its_own(tmp_path: Path) -> None:
+    """A search for it takes the machine that it can run; the file is checked, emitted and run."""
+    fixed = [word for name, value in ON_A100.items() for word in ("--fix", f"{name}={value}")]
+    where = ["--device", "a100", "--top", 1, "--out", tmp_path]
+    said("search", "attention", *SIZES.split(), "--causal", *fixed, *where)
+    path = next(tmp_path.glob("*1.json"))
+    machine, _, schedule = from_json(path.read_text(), MACHINES)
+    assert machine.name == "ampere_attention"
+    assert dict(schedule.decisions) == ON_A100
+    text = said("check", path)
+    assert "no deadlock, no race: proved for every D, N and every number of tiles" in text
+    assert "mask cover proved for every m, n" in text
+    said("emit", path, "-o", tmp_path / "warps.ptx")
+    assert ".target sm_80" in (tmp_path / "warps.ptx").read_text()
+    small = ["-b", 1, "--heads", 2, "--kv-heads", 1, "-m", 65, "-n", 70, "-d", 64]
+    assert json.loads(said("run", path, "--backend", "interpreter", *small, "--json"))["right"]
 
 
 def test_commands_that_take_its_file(legal: Path, tmp_path: Path) -> None:
@@ -120,18 +150,22 @@ BAD = {
     f"{ASK} -k 8": "attention has no axis k; its sizes are -b, --heads, --kv-heads, -m, -n, -d, -e",
     f"{ASK} -b 4 --heads 8 -m 0 -n 9 -d 64": "-m: '0' is no size; give a whole number, at least 1",
     f"{ASK} -b 4 --heads 8 -m 9 -n 9 -d 100": "a multiple of 8, as TMA's lines are of 16 B",
-    f"{ASK} -b 4 --heads 8 -m 9 -n 9 -d 256": "d is 256; a head dimension is a multiple of 8",
+    f"{ASK} -b 4 --heads 8 -m 9 -n 9 -d 264": "d is 264; a head dimension is a multiple of 8",
     f"{ASK} -b 4 --heads 8 -m 9 -n 9 -d 64 -e 12": "e is 12; a head dimension is a multiple of 8",
     f"{ASK} {SIZES} --dtype e4m3": "weights of 8 bits lose the softmax's sum, convert the inputs",
     f"{ASK} {SIZES} --dtype fp8": "dtype fp8: known are",
     f"{ASK} {SIZES} --dtype f32": "known are bf16, f16",
     f"{ASK} {SIZES} --mask prefix": "there are none, causal and window:LEFT:RIGHT",
-    f"{ASK} {SIZES} --mask window:1:0": "it does attention(..) of tinygpu.term.operation, with mask"
-    " none or causal",
+    f"{ASK} {SIZES} --window -1 0": "mask 'window:-1:0'; there are none, causal and window:LEFT:",
+    f"{ASK} {SIZES} --window 1 x": "'--window': Input should be a valid integer",
+    f"{ASK} {SIZES} --causal --window 1 0": "--window: --causal is another; give one of them",
+    f"{ASK} {SIZES} --mask window:1:1 --window 1 0": "--window: --mask window:1:1 is another; give",
     f"{ASK} {SIZES} --causal --mask none": "--causal: --mask none is another; give one of them",
-    f"{ASK} {SIZES} --device a100": "is of sm_90, and a100 is sm_80; or choose another --device",
+    f"{ASK} {SIZES} --device a100 --machine attention": "is of sm_90, and a100 is sm_80; or choose "
+    "another --device",
     f"{ASK} {SIZES} --machine hopper": "operation attention; known are matmul",
     f"{ASK} {SIZES} --layout nt": "attention has none, it is of matmul; it takes --dtype, --causal",
+    "ask softmax warps==2 -i 4 -j 4 --lse": "--lse: softmax has none, it is of attention",
     "ask softmax warps==2 -i 4 -j 4 --causal": "--causal: softmax has none, it is of attention",
     f"search attention {SIZES} -d 100": "as TMA's lines are of 16 B",
     "dispatch attention -b 1 --heads 4 -m 64:256 -n 9 -d 100 --out b --no-measure": "of 16 B",
@@ -150,11 +184,12 @@ def test_mistakes_are_one_line(words: str, legal: Path, monkeypatch: pytest.Monk
 
 
 def test_the_refusal_of_sizes_is_what_laws_say() -> None:
-    """A named point is illegal at head dimensions that the machine refuses; else it is legal."""
+    """A named point is illegal at head dimensions that the machine refuses; else one is legal."""
     machine, device = MACHINES["attention"], load_device("h200")
-    for d in (8, 64, 96, 100, 128, 136, 256):
+    for d in (8, 64, 96, 100, 128, 136, 256, 264):
         problem = Problem.of(attention(), l=1, h=1, g=1, m=64, n=64, d=d, e=d)
-        broken = check_schedule(Schedule.of(machine, STARTS["fa3"]), machine, problem, device)
+        point = STARTS["fa3" if d <= 128 else "256 dimensions"]
+        broken = check_schedule(Schedule.of(machine, point), machine, problem, device)
         try:
             machine.check_sizes(problem.sizes)
         except OperationError:

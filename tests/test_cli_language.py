@@ -15,6 +15,7 @@ from typer.testing import CliRunner, Result
 
 from tinygpu.cli import app
 from tinygpu.cli.given import machine_named
+from tinygpu.codegen.run import provenance
 from tinygpu.devices.device import DEVICES, load_device, save
 from tinygpu.machines import MACHINES, ampere, blackwell, hopper
 from tinygpu.machines.simt import LADDER
@@ -167,7 +168,7 @@ MISTAKES = {
     "syntax.py:Axpb": "syntax.py: line 1: SyntaxError: invalid syntax",
     "exits.py:Axpb": "exits.py, line 1: SystemExit: 3",
     "empty.py:Axpb": "has no class derived from tinygpu.Machine",
-    "smt": "blackwell, elementwise, rows, attention; did you mean simt?",
+    "smt": "blackwell, elementwise, rows, attention, ampere_attention; did you mean simt?",
 }
 BAD = """
 from tinygpu.term.machine import Choice, Machine, instructions
@@ -249,7 +250,7 @@ def test_devices_are_listed_shown_and_written(tmp_path: Path) -> None:
     """Each number with its kind and source; --json is a device file."""
     listed = said("devices")
     assert all(name in listed for name in DEVICES)
-    assert "26 spec, 19 measured, 4 fitted" in listed
+    assert "25 spec, 24 measured" in listed
     one = said("devices", "h200")
     assert one.strip() == str(load_device("h200"))
     path = tmp_path / "h200.json"
@@ -368,3 +369,26 @@ def test_a_term_that_computes_something_else_is_illegal(tmp_path: Path) -> None:
             assert "wrong_result: wrong: y[0] is " in result.stdout
             assert [v["law"] for v in tree["violations"]] == ["computes"]
             assert "written by y[" in tree["violations"][0]["message"]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "device", "line"),
+    [
+        ("none", "h200", ""),
+        ("NVIDIA GeForce RTX 4090", "rtx4090", ""),
+        ("NVIDIA H100 PCIe", "h100_pcie", ""),
+        ("NVIDIA T4", "h200", "device: no file is of NVIDIA T4, h200 stands for it; tinygpu calib"),
+    ],
+)
+def test_the_device_is_the_card_that_is_there(
+    gpu: str, device: str, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without --device; what the output is of it says.  A card without a file is told in a line."""
+    monkeypatch.setattr(provenance, "device_and_driver", lambda: (gpu, "580.1"))
+    found = tinygpu("search", "elementwise", "a*x + b", "-i", 4096, "--fix", "threads=256")
+    assert found.exit_code == 0
+    assert f"elementwise on {device}\n" in found.stdout
+    assert found.stderr.count("\n") == bool(line)
+    assert found.stderr.startswith(line)
+    named = tinygpu("ask", "softmax", "warps == 2", "-i", 64, "-j", 64, "--device", "a100")
+    assert (named.exit_code, named.stderr) == (0, "")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinygpu.devices.device import DEVICES, NUMBERS, Device, Number, load_device, save
+from tinygpu.devices.device import DEVICES, NUMBERS, Device, Errors, Number, load_device, save
 from tinygpu.errors import DeviceError
 
 FOLDER = Path(load_device.__code__.co_filename).parent
@@ -129,7 +129,8 @@ def test_truncated(length: int) -> None:
     [
         ("[]", "no .*format"),
         ('{"format": "tinygpu schedule"}', "no .*format"),
-        ('{"format": "tinygpu device", "version": 9}', "version 9"),
+        ('{"format": "tinygpu device", "version": 9}', "version 9; this tinygpu reads version 3"),
+        ('{"format": "tinygpu device", "version": 1}', "version 1; .* write the file again"),
         ('{"format": "tinygpu device", "version": 2}', "field name is missing"),
         (
             '{"format":"tinygpu device","version":2,"name":"x","arch":"sm_80","numbers":{"sms":1}}',
@@ -143,6 +144,39 @@ def test_other_files(text: str, message: str, tmp_path: Path) -> None:
     path.write_text(text, encoding="utf-8")
     with pytest.raises(DeviceError, match=message):
         load_device(path)
+
+
+def test_errors_round_trip_and_an_older_file_has_none(tmp_path: Path) -> None:
+    """Version 2 is what version 3 is without errors; other numbers lose them."""
+    h200 = load_device("h200")
+    errors = {"hopper": Errors(0.05, -0.01, 40), "simt": Errors(0.11, 0.02, 12)}
+    found = Device.of("h200", h200.arch, h200.provenance, errors)
+    save(found, tmp_path / "new.json")
+    assert load_device(tmp_path / "new.json") == found
+    assert "error of hopper                  5.1 %            40 kernels, bias -0.010" in str(found)
+    assert found.with_values(sms=114).errors == ()
+    old = json.loads((tmp_path / "new.json").read_text()) | {"version": 2}
+    del old["errors"]
+    (tmp_path / "old.json").write_text(json.dumps(old))
+    assert load_device(tmp_path / "old.json") == Device.of("h200", h200.arch, h200.provenance)
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({"median": 0.1, "bias": 0}, "count is missing"),
+        ({"median": -0.1, "bias": 0, "count": 3}, "from 0 on"),
+        ({"median": "x", "bias": 0, "count": 3}, "from 0 on"),
+        ({"median": 0.1, "bias": 0, "count": 0}, "from 1 on"),
+        (3, "errors of simt is 3"),
+    ],
+)
+def test_bad_errors(entry: object, message: str, tmp_path: Path) -> None:
+    bad = tree() | {"version": 3, "errors": {"simt": entry}}
+    (tmp_path / "device.json").write_text(json.dumps(bad), encoding="utf-8")
+    with pytest.raises(DeviceError, match=message) as caught:
+        load_device(tmp_path / "device.json")
+    assert "\n" not in str(caught.value)
 
 
 def test_unknown_names(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import pytest
 from tests.ptx_runs import unchecked as emit
 from tinygpu.codegen.emit import signature
 from tinygpu.codegen.run.assemble import assemble
+from tinygpu.codegen.run.interpretation import interpret
 from tinygpu.devices.device import load_device
 from tinygpu.errors import ProgramError
 from tinygpu.legality.concurrency.judge import verdict
@@ -35,6 +36,7 @@ SMALL: dict[str, Any] = {
 REGISTER = {**SMALL, "issue": 1}  # none of its loops is empty
 PLAIN = {**SMALL, "pipeline": "none", "stages": 1}
 ASYNC = {**SMALL, "pipeline": "cp.async", "stages": 3, "a_layout": "mk", "issue": 1}
+FRAGMENTS = {**ASYNC, "pipeline": "cp.async+ld.shared", "k_step": 2}
 RED = {**PLAIN, "split_k": 2, "combine": "red", "vector_c": 1}
 GOLDEN: dict[str, dict[str, Any]] = {
     "naive": dict(LADDER["naive"]),
@@ -52,6 +54,8 @@ VARIANTS: dict[str, tuple[dict[str, Any], str]] = {
     "exact": ({**SMALL, "edges": "exact"}, "f32"),
     "whole tiles": ({**SMALL, "guards": "tile"}, "f32"),
     "whole tiles, cp.async": ({**ASYNC, "guards": "tile"}, "f32"),
+    "fragments": (FRAGMENTS, "f32"),
+    "whole tiles, fragments": ({**FRAGMENTS, "guards": "tile"}, "f32"),
     "return": ({**LADDER["naive"], "addressing": "i64"}, "f32"),
     "two stages": ({**ASYNC, "stages": 2, "issue": 0}, "f32"),
     "widened sums": ({**SMALL, "accumulator": "f32+f64"}, "f32"),
@@ -228,7 +232,11 @@ def test_a_dropped_statement_vanishes(point: dict[str, Any], dtype: str) -> None
     assert {name for name, count in whole.items() if count} == kinds
 
 
-@pytest.mark.parametrize("point", [PLAIN, REGISTER, ASYNC], ids=["none", "register", "cp.async"])
+@pytest.mark.parametrize(
+    "point",
+    [PLAIN, REGISTER, ASYNC, FRAGMENTS],
+    ids=["none", "register", "cp.async", "cp.async+ld.shared"],
+)
 def test_a_dropped_statement_is_seen_by_every_interpretation(point: dict[str, Any]) -> None:
     """It vanishes from the PTX, the judge finds a fault, the interpreter fails."""
     program = simt(point)
@@ -257,3 +265,30 @@ def test_what_is_outside_for_all_threads_is_zero(dtype: str) -> None:
     pairs = re.findall(r"mov\.b32 \{(%h\d+), (%h\d+)\}", text)
     assert held
     assert set(stored) <= written | {h for pair in pairs for h in pair}
+
+
+@pytest.mark.parametrize(("k", "asks"), [(32, False), (30, True)])
+def test_what_is_always_inside_is_not_asked(k: int, asks: bool) -> None:
+    """Whole steps of k need no guard where sizes are known; what is whole is asked once, before."""
+    point = {**FRAGMENTS, "guards": "tile", "specialised": 1, "vector_b": 1, "vector_c": 1}
+    text = emit(simt(point), "sm_90a", {"m": 45, "n": 45, "k": k})
+    loop = text[text.index("$kt") : text.index("ret;")]
+    loop = loop[: loop.rindex("bra $kt")]
+    aside = text[text.index("ret;") :]
+    compared = re.findall(r"setp\.gt\S* (%p\d+), %r\d+, \d+", loop)
+    assert bool(compared) == asks
+    assert len(re.findall(r"@!%p\d+ bra \$partly", loop)) == 1
+    assert len(re.findall(r"^\$partly", aside, re.M)) == text.count("bra $partly")
+
+
+@pytest.mark.parametrize("pipeline", ["none", "register", "cp.async", "cp.async+ld.shared"])
+@pytest.mark.parametrize("specialised", [0, 1])
+def test_whole_tiles_and_others_are_right(pipeline: str, specialised: int) -> None:
+    """Of a grid some tiles are whole along both axes, along one, along none; k ends in a step."""
+    stages = {"none": 1, "register": 2}.get(pipeline, 3)
+    values = {**FRAGMENTS, "pipeline": pipeline, "stages": stages, "issue": int(stages > 1)}
+    values |= {"guards": "tile", "specialised": specialised, "a_layout": "km", "vector_shared": 1}
+    program = simt({**values, "vector_a": 1, "vector_b": 1, "vector_c": 1})
+    for k in (8, 24, 21):
+        found = interpret(program, {"m": 37, "n": 35, "k": k}, arch="sm_90a")
+        assert found.right, found

@@ -192,7 +192,7 @@ def test_names_are_resolved_when_a_program_is_built(body: tuple[Statement, ...],
 
 
 def test_several_roles_are_refused() -> None:
-    with pytest.raises(ProgramError, match="several roles, and no barriers"):
+    with pytest.raises(ProgramError, match="several roles, and no tiles that they take"):
         emit(hand(roles=(Role("a", 96, (LOAD,)), Role("b", 96, (STORE,)))))
 
 

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from tinygpu.devices.device import Device, load_device
 from tinygpu.errors import IllegalScheduleError
 from tinygpu.legality.laws import check_schedule
+from tinygpu.machines import MACHINES
+from tinygpu.machines.attention import STARTS
 from tinygpu.machines.elementwise import Elementwise
 from tinygpu.machines.rows import Rows
 from tinygpu.machines.simt import LADDER, Simt
@@ -21,7 +23,7 @@ from tinygpu.search.explain.mends import KINDS, TimeView, duration, lanes_apart,
 from tinygpu.search.time.cost import cost, predict
 from tinygpu.term.expression import value
 from tinygpu.term.machine import Machine, Value
-from tinygpu.term.operation import Problem, elementwise, matmul, rmsnorm
+from tinygpu.term.operation import Problem, attention, elementwise, matmul, rmsnorm
 from tinygpu.term.program import Do
 from tinygpu.term.schedule import Schedule
 
@@ -386,6 +388,25 @@ def test_a_grid_that_waits_for_memory_says_so() -> None:
     assert why.bottleneck == "latency"
     assert why.causes[0].name in ("exposed path", "memory latency")
     assert why.gains[0].decision == "ctas"
+
+
+def test_attention_is_explained_by_its_own_decisions() -> None:
+    """Without skew the exponentials are exposed: that decision is what its waits would change."""
+    machine = MACHINES["attention"]
+    problem = Problem.of(attention(), l=1, h=33, g=1, m=512, n=512, d=128, e=128)
+    late = Schedule.of(machine, STARTS["fa2"])
+    why = explain(late, machine, problem, H200)
+    assert sum(seconds for _, seconds in why.parts) > 0
+    assert {name for name, _ in why.parts} >= {"tensor", "sfu", "fma", "smem", "latency"}
+    path = next(one for one in why.causes if one.name == "exposed path")
+    assert path.saves_seconds > 0
+    assert "skew" in {change.decision for change in why.gains}
+    assert {"rescale", "turns"} <= {*why.idle, *why.stuck, *(g.decision for g in why.gains)}
+    assert "exposed path" in str(why)
+    flown = Schedule.of(machine, {**STARTS["fa2"], "skew": 1})
+    both = compare(late, flown, machine, problem, H200)
+    assert [step.changes for step in both.steps] == [(("skew", 0, 1),)]
+    assert both.b.seconds - both.a.seconds == pytest.approx(both.steps[0].seconds)
 
 
 def test_spills_are_told_of() -> None:

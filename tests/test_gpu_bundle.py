@@ -210,4 +210,4 @@ def test_a_llama_block(made: Path, tmp_path: Path) -> None:
     done = subprocess.run([*script, *out], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
-    assert len(rows) == 12
+    assert len(rows) == 18

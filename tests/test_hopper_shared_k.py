@@ -22,24 +22,30 @@ from tinygpu.machines.hopper import STARTS, Hopper
 from tinygpu.meaning.interpret import check, interpret
 from tinygpu.term.machine import Choice, Chosen
 from tinygpu.term.operation import matmul
-from tinygpu.term.program import Access, Do, Fence, For, Program, Statement, Sync, When, walk
+from tinygpu.term.program import Access, Do, Fence, For, Program, Statement, Sync, each, walk
 from tinygpu.term.schedule import Schedule
 
 SMALL: dict[str, Any] = {
-    **STARTS["shared k"], "tile_n": 16, "stages": 2, "in_flight": 0, "store_n": 16,
+    **STARTS["shared k"], "tile_n": 16, "stages": 2, "in_flight": 0, "store_n": 8,
 }  # fmt: skip
 TMA: dict[str, Any] = {"epilogue": "tma", "store_n": 8, "store_stages": 2}
 POINTS: dict[str, tuple[str, str | None, dict[str, Any]]] = {
     "two": ("nt", None, {}),
-    "four, f32": ("nt", "f32", {"cluster_k": 4, "in_flight": 1, "stages": 3}),
+    "four, f32": ("nt", "f32", {"cluster_k": 4, "tile_n": 32, "in_flight": 1, "stages": 3}),
     "pairs of rows": ("nt", None, {"cluster_m": 2, "cluster_k": 2, **TMA}),
     "eight": (
         "tn",
         None,
-        {"cluster_n": 2, "cluster_k": 4, "tile_m": 128, "tile_n": 64, "store_n": 64},
+        {"cluster_n": 2, "cluster_k": 4, "tile_m": 128, "tile_n": 64, "store_n": 16},
     ),
     "two consumers": ("nn", None, {"consumers": 2, "tile_m": 128, "tile_n": 64, **TMA}),
-    "turned": ("tt", "f32", {"swap": 1, "tile_n": 64, "store_n": 64, "cluster_k": 4}),
+    "turned": ("tt", "f32", {"swap": 1, "tile_n": 64, "store_n": 16, "cluster_k": 4}),
+    "eight of k": ("nt", None, {"tile_n": 128, "store_n": 16, "cluster_k": 8}),
+    "pairs of eight": (
+        "nt",
+        None,
+        {"cluster_m": 2, "tile_n": 64, "cluster_k": 8, **TMA, "store_n": 8},
+    ),
 }
 
 
@@ -105,7 +111,7 @@ def test_older_schedules_share_no_k() -> None:
 
 
 def test_nothing_is_left_of_it_at_one_cta() -> None:
-    program = shared("two", cluster_k=1)
+    program = shared("two", cluster_k=1, store_n=16)
     assert "parts" not in str(program)
     assert "shared::cluster.v4" not in emit(program)
 
@@ -124,7 +130,8 @@ def late(program: Program) -> Program:
     def change(s: Statement) -> Statement | tuple[Statement, ...]:
         if s == Sync(scope="cluster"):
             return ()
-        return (Sync(scope="cluster"), s) if isinstance(s, When) and _sends(s) else s
+        sends = isinstance(s, For) and s.var == "far" and _sends(s)
+        return (Sync(scope="cluster"), s) if sends else s
 
     found = rewritten(program, change)
     consumer, producer = found.roles
@@ -132,14 +139,30 @@ def late(program: Program) -> Program:
     return replace(found, roles=(consumer, replace(producer, body=body)))
 
 
-def _sends(when: When) -> bool:
-    return any(isinstance(s, Do) and s.instruction.name == "st.shared" for s in when.body)
+def _sends(loop: For) -> bool:
+    return any(isinstance(s, Do) and s.instruction.name == "st.shared" for s in each((loop,)))
 
 
 def unattended(program: Program) -> Program:
     """Without that barrier, and without the reads: nobody waits for what the others send."""
     unread = dos(unsynchronised(program), "ld.shared", lambda do: ())
     return unadded(unread)
+
+
+def parting(program: Program) -> Program:
+    """Without that barrier, and each waits for what it sends itself alone: peers may have left."""
+
+    def change(do: Do) -> Do:
+        (part,) = do.reads
+        assert isinstance(part, Access)
+        own = replace(part.index, constant=0, terms=(*_turns(part), ("rank_k", 1)))
+        return replace(do, reads=(replace(part, index=own),))
+
+    return dos(unsynchronised(program), "ld.shared", change)
+
+
+def _turns(part: Access) -> tuple[tuple[str, int | str], ...]:
+    return tuple(term for term in part.index.terms if term[0] == "turn")
 
 
 def unadded(program: Program) -> Program:
@@ -150,10 +173,39 @@ def unsent(program: Program) -> Program:
     return dos(program, "st.shared", lambda do: ())
 
 
-def once(program: Program) -> Program:
-    """Add the first of three parts only."""
-    return rewritten(program, lambda s: replace(s, trips=1) if isinstance(s, For) and s.var == "r"
-                     else s)  # fmt: skip
+def parts_added(first: int, last: int) -> Callable[[Program], Program]:
+    """Add some of four parts only, or more than there are."""
+    return lambda program: rewritten(
+        program,
+        lambda s: replace(s, start=first, trips=last) if isinstance(s, For) and s.var == "r" else s,
+    )
+
+
+def twice(program: Program) -> Program:
+    """Add each part twice."""
+    return dos(program, "fma", lambda do: (do, do))
+
+
+def to_peers(change: Callable[[int], int]) -> Callable[[Program], Program]:
+    """Send slices to others than those whose they are."""
+    return lambda program: dos(
+        program,
+        "st.shared",
+        lambda do: replace(do, write=replace(do.write, peer=change(do.write.peer))),
+    )
+
+
+def of_peers(program: Program) -> Program:
+    """Send to each peer the slice of the next one."""
+
+    def change(do: Do) -> Do:
+        (held,) = do.reads
+        assert isinstance(held, Access)
+        far, peer, *others = held.origin
+        moved = replace(peer, constant=(peer.constant + 1) % 4)
+        return replace(do, reads=(replace(held, origin=(far, moved, *others)),))
+
+    return dos(program, "st.shared", change)
 
 
 def same_slot(program: Program) -> Program:
@@ -171,9 +223,16 @@ def at_home(home: str) -> Callable[[Program], Program]:
     return lambda program: rebuffered(program, "parts", home=home)
 
 
-def all_read(program: Program) -> Program:
-    return rewritten(program, lambda s: s.body if isinstance(s, When) and str(s.index) == "rank_k"
-                     else s)  # fmt: skip
+def all_stored(program: Program) -> Program:
+    """Let all CTAs store the first slice."""
+
+    def change(do: Do) -> Do:
+        origin = tuple(
+            replace(o, terms=tuple(t for t in o.terms if t[0] != "rank_k")) for o in do.write.origin
+        )
+        return replace(do, write=replace(do.write, origin=origin))
+
+    return dos(program, "st.global", change)
 
 
 def own_k(program: Program) -> Program:
@@ -192,16 +251,21 @@ def own_k(program: Program) -> Program:
 
 WRONG: dict[str, tuple[Callable[[Program], Program], set[str], set[str]]] = {
     # what changes the term, what the interpreter finds, what the judge finds
-    "no barrier": (unsynchronised, {"race", "exited", "stale", "unwritten_read"}, {"unwritten"}),
+    "no barrier": (unsynchronised, {"race", "exited", "stale", "unwritten_read"}, {"race"}),
     "barrier before": (late, {"race", "exited", "stale", "unwritten_read"}, {"unwritten"}),
     "nobody stays": (unattended, {"exited"}, {"exit"}),
     "not added": (unadded, {"wrong_result"}, set()),
     "not sent": (unsent, {"unwritten_read"}, {"unwritten"}),
-    "one part only": (once, {"wrong_result"}, set()),
+    "one part only": (parts_added(0, 1), {"wrong_result"}, set()),
+    "all parts but one": (parts_added(1, 4), {"wrong_result"}, set()),
+    "a part too many": (parts_added(0, 5), {"unwritten_read", "stale"}, {"unwritten", "stale"}),
+    "added twice": (twice, {"wrong_result"}, set()),
+    "to the next peer": (to_peers(lambda p: (p + 1) % 4), {"wrong_result"}, set()),
+    "all to one peer": (to_peers(lambda p: 2), {"race", "unwritten_read"}, {"race", "unwritten"}),
+    "slices of the next peer": (of_peers, {"wrong_result"}, set()),
+    "leaves before peers": (parting, {"exited"}, {"race"}),
     "one slot": (same_slot, {"race", "unwritten_read"}, {"race", "unwritten"}),
-    "at no home": (at_home(""), {"unwritten_read"}, {"unwritten"}),
-    "another home": (at_home("rank_m"), {"unwritten_read"}, {"unwritten"}),
-    "all read": (all_read, {"unwritten_read", "written_twice"}, {"unwritten"}),
+    "one slice stored": (all_stored, {"written_twice"}, set()),
     "one part of k": (own_k, {"wrong_result"}, set()),
 }
 
@@ -222,7 +286,7 @@ def test_what_is_made_wrong_is_found(name: str) -> None:
 @pytest.mark.parametrize("dropped", [Fence("proxy.async"), Sync(1, "role")], ids=str)
 @pytest.mark.parametrize("name", ["pairs of rows", "two consumers"])
 def test_stores_of_the_cta_that_has_the_sums_are_judged(name: str, dropped: Statement) -> None:
-    """They stand under a guard on its rank."""
+    """They stand after the barrier of the sum."""
     whole = shared(name)
     program = rewritten(whole, lambda s: () if s == dropped else s)
     assert verdict(whole).legal
@@ -280,6 +344,16 @@ def test_what_the_judge_accepts_no_order_makes_fail(data: st.DataObject) -> None
         for k in (8, 64 * 5):
             kinds = {f.kind for f in check(program, {"m": 64, "n": 16, "k": k}, seeds=(0, 7))}
             assert not kinds & {"race", "deadlock", "stale", "exited", "unbalanced", "unwaited"}
+
+
+def test_a_peer_is_one_of_the_cluster() -> None:
+    """Along the axis that the buffer names."""
+    with pytest.raises(ProgramError, match=r"there is no CTA 1 along rank_m; choose one of 1"):
+        at_home("rank_m")(shared("four, f32"))
+    with pytest.raises(ProgramError, match="there is no CTA 1 along ; choose one of 1"):
+        at_home("")(shared("four, f32"))
+    with pytest.raises(ProgramError, match=r"there is no CTA 4 along rank_k; choose one of 4"):
+        to_peers(lambda p: p + 1)(shared("four, f32"))
 
 
 def test_only_stores_of_threads_go_to_another_cta() -> None:

@@ -36,8 +36,8 @@ NARROW: dict[str, dict[str, Any]] = {
                    "store_n": (8, 16, 64, 256), "consumers": (1, 2, 3), "stages": (2, 12),
                    "ctas_per_sm": (1, 2), "cluster_n": (1, 2)},
     "shared k": {**STARTS["shared k"], "tile_m": (64, 128, 256), "tile_n": (8, 64, 128, 256),
-                 "store_n": (8, 64, 128, 256), "consumers": (1, 2), "cluster_m": (1, 4),
-                 "cluster_k": (1, 2, 4), "persistent": (0, 1), "stages": (4, 12)},
+                 "store_n": (8, 32, 128), "consumers": (1, 2), "cluster_m": (1, 4),
+                 "cluster_k": (1, 2, 4, 8), "persistent": (0, 1), "stages": (4, 12)},
 }  # fmt: skip
 
 
@@ -82,7 +82,13 @@ def test_the_whole_space_is_large_and_has_the_named_points(layout: str) -> None:
         (matmul("bf16"), {**SMALL, "k": 60}, "h200", {}, "tma_strides"),
         (matmul("bf16"), {**SMALL, "n": 60}, "h200", {}, "tma_strides"),
         (matmul("bf16"), SMALL, "a100", {}, "architecture"),
-        (matmul("bf16"), SMALL, "h200", {"cluster_m": 4, "cluster_n": 4}, "cluster_size"),
+        (
+            matmul("bf16"),
+            SMALL,
+            "h200",
+            {"cluster_m": 4, "cluster_n": 4, "cluster_k": 2},
+            "cluster_size",
+        ),
     ],
 )
 def test_an_empty_space_names_its_law(
@@ -100,8 +106,9 @@ def test_an_empty_space_names_its_law(
 def test_a_proof_and_the_tables_agree() -> None:
     problem = Problem.of(matmul("bf16", layout="nt"), **LARGE)
     fixed: dict[str, Value | tuple[Value, ...]] = {
-        n: STARTS["cluster"][n] for n in ("consume", "cluster_k", "swap", "epilogue")
-    }
+        **{n: STARTS["cluster"][n] for n in ("consume", "swap", "epilogue")},
+        "cluster_k": 2, "persistent": 0, "raster": 1, "stages": 4,
+    }  # fmt: skip
     space = Space(Hopper(), problem, H200, fixed=fixed)
     proof = prove(space, "cluster_m * cluster_n <= 8")
     assert (proof.outcome, proof.laws, proof.count) == ("proved", ("cluster_size",), space.count())
@@ -151,10 +158,11 @@ def schedules(draw: st.DrawFn) -> tuple[dict[str, Any], Program]:
         "store_n": draw(st.sampled_from([8, 16, 32, 64])),
         "epilogue": draw(st.sampled_from(["tma", "tma", "direct"])),
         "consume": draw(st.sampled_from(["cooperative", "pingpong"])),
-        "cluster_k": draw(st.sampled_from([1, 1, 2, 4])),
+        "cluster_k": draw(st.sampled_from([1, 1, 2, 4, 8])),
     }
     if values["epilogue"] == "direct":
-        values |= {"store_n": values["tile_n"], "store_stages": 1}
+        wide = values["tile_n"] // values["cluster_k"]
+        values |= {"store_n": wide & -wide, "store_stages": 1}
     wrong = {r.name for r in Hopper().requires(operation, Chosen(values)) if not r.holds}
     assume(wrong <= {"accumulators", "turns", "shared_k"})
     return values, Hopper().program(operation, Chosen(values))

@@ -13,7 +13,7 @@ import pytest
 
 from tests.async_protocols import TILE, _load, _program, _ring
 from tests.blackwell_terms import small as blackwell
-from tests.hopper_terms import rebuffered, rewritten, term
+from tests.hopper_terms import dos, rebuffered, rewritten, term
 from tests.small_programs import MANY, ZERO, at, get, mine, put, small
 from tinygpu.errors import ProgramError
 from tinygpu.isa.instructions import INSTRUCTIONS
@@ -335,13 +335,13 @@ def test_copies_and_ctas_are_other_threads() -> None:
     program = term("shared k")
     parts = next(b for b in program.buffers if b.name == "parts")
 
-    def change(s: Statement) -> Statement:
-        if isinstance(s, When) and str(s.index) == "-1*rank_k":
-            return replace(s, index=s.index + -1)  # rank 0 writes, too
-        return s
+    def change(do: Do) -> Do:
+        terms = tuple((n, 2 if n == "rank_k" else c) for n, c in do.write.index.terms)
+        return replace(do, write=replace(do.write, index=Affine(0, terms)))
 
     assert parts.home == "rank_k"
-    got = refused(lambda: rewritten(program, change))
+    assert parts.stages == 2
+    got = refused(lambda: dos(program, "st.shared", change))
     assert got is not None
     assert got.outcome == "illegal"
 

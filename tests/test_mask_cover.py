@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tinygpu.legality import mask_cover as module
+from tinygpu.legality.concurrency.judge import verdict
 from tinygpu.legality.mask_cover import Cover, Hide, Reading, Weighted, decide, mask_cover
 from tinygpu.machines.attention import STARTS, Attention
 from tinygpu.machines.hopper import STARTS as PRODUCTS
@@ -364,18 +365,9 @@ UNREAD: Mapping[str, Callable[[Program], Program]] = {
         if isinstance(s, Do) and s.instruction.unit == "tensor" and s.write.buffer.name == "scores"
         and isinstance(s.reads[1], Access) else s,
     ),
-    "keys loaded in some turns": lambda program: mutated(
-        program,
-        lambda s: When(KT, 9, (s,)) if isinstance(s, Do) and s.write.buffer.name == "smem_k" else s,
-    ),
     "a maximum in some turns": lambda program: mutated(
         program,
         lambda s: When(KT, 9, (s,)) if isinstance(s, Do) and s.variant == "max" else s,
-    ),
-    "keys loaded twice": lambda program: mutated(
-        program,
-        lambda s: replace(s, body=tuple(b for b in s.body for _ in range(1 + is_load(b, "smem_k"))))
-        if isinstance(s, For) else s,
     ),
     "two producers": lambda program: replace(
         program,
@@ -497,6 +489,32 @@ def test_a_counterexample_is_one(name: str) -> None:
         at = {"kt": found.at["turn"], "trips": trips_at(program, found.at)}
         assert 0 <= at["kt"] < at["trips"]
         assert forms["smem_k"].evaluate(at) != forms["smem_v"].evaluate(at)
+
+
+JUDGED: dict[str, Callable[[Program], Program]] = {
+    "keys loaded in some turns": lambda program: mutated(
+        program,
+        lambda s: When(KT, 9, (s,)) if isinstance(s, Do) and s.write.buffer.name == "smem_k" else s,
+    ),
+    "keys loaded twice": lambda program: mutated(
+        program,
+        lambda s: (
+            replace(s, body=tuple(b for b in s.body for _ in range(1 + is_load(b, "smem_k"))))
+            if isinstance(s, For)
+            else s
+        ),
+    ),
+}
+"""Blocks that are not there, or come twice: what is read is right where the judge says legal."""
+
+
+@pytest.mark.parametrize("name", JUDGED)
+def test_loads_that_are_too_few_or_too_many_are_the_judge_s(name: str) -> None:
+    program = JUDGED[name](term("causal", "fa2"))
+    assert program != term("causal", "fa2")
+    assert mask_cover(program)
+    assert verdict(program).outcome == "illegal"
+    assert not computes(program)
 
 
 def trips_at(program: Program, at: Mapping[str, int]) -> int:

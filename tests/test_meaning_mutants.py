@@ -59,11 +59,11 @@ def test_the_canonical_run_gives_what_the_interpreter_gives(base: str) -> None:
         for o in program.operation.inputs
     }
     field = prime_field(0)
-    output, findings, _ = canonical_run(program, sizes, inputs, {}, field)
+    outputs, findings, _ = canonical_run(program, sizes, inputs, {}, field)
     assert findings == ()
     for seed in range(2):
         run = interpret(program, sizes, inputs, seed=seed, algebra=field)
-        assert np.array_equal(run.outputs["c"], output)
+        assert np.array_equal(run.outputs["c"], outputs["c"])
 
 
 # The theorem and what it assumes

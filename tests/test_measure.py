@@ -9,15 +9,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from benchmarks import peers
 from tests.online_rows import C, weighted
 from tinygpu.codegen.run import assemble, validation
-from tinygpu.codegen.run.measure import Campaign, Options, measure, peer_of
+from tinygpu.codegen.run.measure import Base, Campaign, Options, measure, peer_of
 from tinygpu.codegen.run.provenance import Clock, commit, provenance
 from tinygpu.codegen.run.scoreboards import Hazard, SassInstruction, Waits
 from tinygpu.codegen.run.timing import summary
 from tinygpu.codegen.run.worker import Worker
+from tinygpu.deadline import NEVER
 from tinygpu.errors import LaunchError, StoreError
 from tinygpu.isa.memory import DTYPES
 from tinygpu.machines.simt import LADDER, Simt
@@ -35,6 +38,7 @@ FAKE = """
 import json, os, sys, time
 import tinygpu.term.program  # now: what it takes to load is not the first candidate's time
 from tinygpu.codegen.run.worker import serve
+from tinygpu.deadline import NEVER
 from tinygpu.errors import LaunchError, StoreError
 
 SECONDS = {32: 3e-3, 64: 2e-3, 128: 1e-3}
@@ -72,8 +76,10 @@ def handle(request):
         raster = what(name)
         if raster == 16 and MODE == "die":
             os._exit(1)
-        timings[name] = dict(seconds=1e-3 * raster, spread=0.1, rounds=request["rounds"],
-                             clock_mhz=1700, capped=False,
+        drift = 2.0 if MODE == "drift" and request["against"] else 1.0
+        ctas = json.loads(name)["decisions"]["ctas_per_sm"]
+        timings[name] = dict(seconds=1e-3 * raster * ctas * drift, spread=0.1,
+                             rounds=request["rounds"], clock_mhz=1700, capped=False,
                              error=3.0 if raster == 16 else 0.5)
     failures = {}
     for name, peer in request["peers"].items():
@@ -266,7 +272,7 @@ def test_a_peer_that_cannot_be_timed_is_left_out(tmp_path: Path, peer: str) -> N
     given, beside = schedules(1, 16, 1), (peer, "some.module:fast")
     given[2] = given[2].with_(ctas_per_sm=2)
     found = measure(given, Simt(), PROBLEM, store=kept, peers=beside, options=fake.options)
-    assert [m.seconds for m in found] == [1e-3, None, 1e-3, None, 5e-4]
+    assert [m.seconds for m in found] == [1e-3, None, 2e-3, None, 5e-4]
     assert "capture" in found[3].reason
     assert peer_of(found[3]) == peer
     assert {m.key: m for m in found} == kept.known
@@ -378,7 +384,7 @@ def test_a_trial_tells_right_from_wrong(dtype: str) -> None:
     u = DTYPES["f32"].roundoff
     output = validation.Output(problem)
     assert data.worst(output, u) == np.inf
-    rounded = data.wanted.astype(DTYPES[dtype].numpy)
+    rounded = data.reference["c"].astype(DTYPES[dtype].numpy)
     output.array[:] = rounded.view(np.uint16) if dtype == "bf16" else rounded
     assert data.worst(output, u) <= 1
     wrong = rounded.copy()
@@ -387,7 +393,7 @@ def test_a_trial_tells_right_from_wrong(dtype: str) -> None:
     assert data.worst(output, u) > 1
     output.poison()
     output.array[:] = rounded.view(np.uint16) if dtype == "bf16" else rounded
-    output._all[-1] = 0
+    output._all[0][-1] = 0
     assert data.worst(output, u) == np.inf
 
 
@@ -425,6 +431,45 @@ def test_the_roundoff_is_of_the_narrowest_arithmetic(accumulator: Value, roundof
     """fp32 products in fp64 sums count as fp32."""
     schedule = Schedule.of(Simt(), {**LADDER["naive"], "accumulator": accumulator})
     assert validation.roundoff(schedule.program(Simt(), matmul())) == roundoff
+
+
+rounds = st.lists(st.floats(0.5, 2.0), min_size=3, max_size=25)
+
+
+@given(rounds, st.floats(0.1, 10.0))
+def test_what_two_share_in_each_round_is_in_no_ratio(base: list[float], ratio: float) -> None:
+    """A clock that drifts for both: the ratio is exact, and its spread is none."""
+    timing = summary([ratio * one for one in base], [], base)
+    assert timing.seconds == pytest.approx(ratio * float(np.median(base)))
+    assert timing.spread == pytest.approx(0.0, abs=1e-9)
+    assert summary(base, [], base).spread == 0.0
+
+
+def test_others_are_timed_against_the_incumbent(tmp_path: Path) -> None:
+    """All twice as slow as when it was timed: the others are what they would have been then."""
+    fake, store = Fake(tmp_path, "drift"), Kept()
+    (naive,) = schedules(1)
+
+    def some(*ctas: int) -> dict[Schedule, Program]:
+        every = [naive.with_(ctas_per_sm=count) for count in ctas]
+        return {s: s.program(Simt(), PROBLEM.operation) for s in every}
+
+    with Campaign(PROBLEM, store=store, options=fake.options) as campaign:
+        (first,) = campaign.measure(some(2))
+        ((schedule, program),) = some(2).items()
+        base = Base(schedule, program, first.seconds or 0.0)
+        assert base.seconds == 2e-3
+        found = campaign.measure({**some(1), **programs(16)}, against=base)
+        assert [one.seconds for one in found] == [1e-3, None]
+        assert len(store.puts) == 3  # what the incumbent takes is known
+        both = campaign.measure(some(1, 2), against=base, anew=True)
+        assert [one.seconds for one in both] == [2e-3, 4e-3]  # as they are now
+    with Campaign(PROBLEM, options=fake.options) as campaign:  # in another it is built first
+        assert [one.seconds for one in campaign.measure(some(1), against=base)] == [1e-3]
+        (wrong,) = schedules(8)
+        lost = replace(base, schedule=wrong, program=programs(8)[wrong])
+        assert [one.seconds for one in campaign.measure(some(1), against=lost)] == [1e-3]
+        assert campaign.registers(some(1), NEVER)[naive] > 0
 
 
 def test_summary_is_the_median() -> None:

@@ -1,6 +1,7 @@
 """A search by measuring, from the first candidates to the files, with a worker that only pretends.
 
 The worker predicts with the cost model and adds noise: one for coarse times, another under load.
+It notes how many it was to time, but for the incumbent beside those of a coarse batch.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -38,7 +39,9 @@ from tinygpu.machines.simt import LADDER, Simt
 from tinygpu.search.exact.best import rank
 from tinygpu.search.neighbourhood import Candidate, Neighbourhood
 from tinygpu.search.store import Store
+from tinygpu.search.strategies.gaussian import BATCH
 from tinygpu.search.strategies.smt import pipeline
+from tinygpu.search.ties import plainness
 from tinygpu.space.measurement import describe
 from tinygpu.space.space import Space
 from tinygpu.term.expression import value
@@ -66,7 +69,10 @@ def handle(request):
     if doing == "hello":
         return {"arch": "sm_90a", "device": "pretended", "driver": "1"}
     said = json.load(open(FOLDER + "/said.json"))
-    what = [doing] if doing != "time" else [doing, request["rounds"], len(request["kernels"])]
+    what = [doing]
+    if doing == "time":
+        count = len(request["kernels"])
+        what += [request["rounds"], count - (request["rounds"] == 3 and request["against"] != "")]
     open(FOLDER + "/log", "a").write(json.dumps(what) + "\\n")
     if doing == "peers":
         return {"names": list(said["peers"]) if request["module"] in said["modules"] else []}
@@ -90,7 +96,8 @@ def handle(request):
         seconds[name] = said["peers"][peer.rpartition(":")[2]]
         if not seconds[name]:
             failures[name] = "RuntimeError: not while a graph is captured"
-    told = dict(spread=0.1, rounds=request["rounds"], clock_mhz=1700, capped=True, error=0.5)
+    told = dict(rounds=request["rounds"], clock_mhz=1700, capped=True, error=0.5)
+    told["spread"] = said["spread"]
     return {
         "timings": {name: {"seconds": s, **told} for name, s in seconds.items() if s},
         "failures": failures,
@@ -127,7 +134,7 @@ class Fake:
 
     def say(self, **what: Any) -> None:
         usual = {"peers": PEERS, "modules": [CUBLASLT], "fails": False, "peer_sleeps": 0.0,
-                 "kernel_sleeps": 0.0}  # fmt: skip
+                 "kernel_sleeps": 0.0, "spread": 0.0}  # fmt: skip
         (self.folder / "said.json").write_text(json.dumps(usual | what))
 
     def asked(self) -> list[list[Any]]:
@@ -141,9 +148,9 @@ class Fake:
 class Nothing(Builders):
     """Builders that build nothing."""
 
-    def each(self, wanted: Sequence[Any], until: Deadline = NEVER) -> Iterator[Any]:
-        cubin = SimpleNamespace(bytes=b"")
-        return iter([Built("sm_90a", "", cast("Cubin", cubin)) for _ in wanted])
+    def each(self, wanted: Sequence[Any], until: Deadline = NEVER) -> Generator[Any]:
+        cubins = [SimpleNamespace(bytes=b"", registers=40) for _ in wanted]
+        yield from [Built("sm_90a", "", cast("Cubin", cubin)) for cubin in cubins]
 
 
 @pytest.fixture
@@ -202,17 +209,31 @@ def test_the_winner_is_the_fastest_under_load(simt: Space, fake: Fake) -> None:
     assert fake.asked()[-1] == ["time", SUSTAINED.rounds, 6]  # all in one batch
 
 
-def test_no_single_change_of_the_best_promises_more(simt: Space, fake: Fake) -> None:
-    """It ends where every change of the fastest was measured or promises too little."""
+def test_no_change_of_the_best_is_left_that_the_model_thinks_faster(
+    simt: Space, fake: Fake
+) -> None:
+    """It ends where every change of the fastest was measured or is too slow by its bound."""
     found = tune([simt], first_of(simt, 2), peers=())
     seconds = {s: m.seconds or math.inf for s, m in found.evaluated.items()}
     best = min(seconds, key=seconds.__getitem__)
-    ratio = seconds[best] / found.predicted[best]
+    assert found.settled
     assert len(found.evaluated) > 10
     for change in Neighbourhood(simt)(best):
-        slow = change.predicted_seconds * ratio >= 1.06 * seconds[best]
+        slow = change.predicted_seconds >= 0.9 * seconds[best]
         assert change.schedule in found.evaluated or slow
     assert found.peers == ()
+
+
+def test_of_those_that_tie_the_plainest_is_named(simt: Space, fake: Fake) -> None:
+    """All within the noise of the fastest stand first, in an order that no time enters."""
+    first = first_of(simt)
+    apart = tune([simt], first, effort=Effort(finalists=5, evaluations=12), peers=())
+    fake.say(spread=0.5)
+    tied = tune([simt], first, effort=Effort(finalists=5, evaluations=12), peers=())
+    schedules = [c.schedule for c, _ in tied.finalists]
+    assert schedules == sorted(schedules, key=lambda one: plainness(one, 40))
+    assert set(schedules) == {c.schedule for c, _ in apart.finalists}
+    assert schedules != [c.schedule for c, _ in apart.finalists]
 
 
 @pytest.mark.parametrize(("most", "names"), [(3, ["algorithm_0"]), (0, [])])
@@ -235,7 +256,7 @@ def test_the_best_peers_of_each_module_are_in_the_final(simt: Space, fake: Fake)
     assert len(found.peers) == 4
 
 
-@pytest.mark.parametrize("budget", [1, 17])
+@pytest.mark.parametrize("budget", [1, 13])
 def test_a_budget_of_evaluations_is_kept(budget: int, simt: Space, fake: Fake) -> None:
     """Exactly as many are measured, and progress says so."""
     told: list[tuple[int, int | None, float]] = []
@@ -257,7 +278,7 @@ def test_peers_cost_no_budget(simt: Space, fake: Fake) -> None:
     found = tune([simt], first_of(simt, 2), effort=Effort(seconds=0.3))
     assert found.finalists[0][1].ok
     moment = tune([simt], first_of(simt), effort=Effort(seconds=0.001), peers=())
-    assert len(moment.evaluated) == 6  # a batch is finished
+    assert len(moment.evaluated) == BATCH  # a batch is finished
     assert not moment.settled
 
 
@@ -361,7 +382,7 @@ def test_one_that_starts_in_order_is_in_the_final(fake: Fake) -> None:
     problem = Problem.of(matmul("bf16", layout="nt"), m=512, n=512, k=512)
     open_: dict[str, tuple[Value, ...]] = {"early": (0, 1), "raster": (1, 2), "stages": (3, 4, 5)}
     space = space_of(Hopper(), problem, {**HOPPER["ring"], **open_})
-    effort = Effort(evaluations=4, finalists=3)
+    effort = Effort(evaluations=4, finalists=3, strategy="model")
     found = tune([space], first_of(space), effort=effort, peers=())
     assert {s["early"] for s in found.evaluated} == {1}
     *fastest, (last, timed) = found.finalists
@@ -497,8 +518,9 @@ def test_the_command_measures_and_writes(fake: Fake, tmp_path: Path) -> None:
     out = tmp_path / "out"
     result = tinygpu(*SEARCH, "--measure", "--out", out, "--top", "4", "--evaluations", "12")
     assert result.exit_code == 0, result.output
-    assert set(kept(out)) == {"01.json", "02.json", "03.json", "04.json", "search.json"}
     tree = json.loads((out / "search.json").read_text())
+    assert len(tree["best"]) in (4, 5)  # the model's first is there as well
+    assert set(kept(out)) == {f"{row['rank']:02}.json" for row in tree["best"]} | {"search.json"}
     assert (tree["evaluations"], tree["settled"], tree["measured_on"]) == (12, False, "pretended")
     assert [row["seconds"] for row in tree["best"]] == sorted(r["seconds"] for r in tree["best"])
     problem = [
@@ -537,7 +559,7 @@ def test_the_command_goes_on(fake: Fake, tmp_path: Path) -> None:
     first = searched(tmp_path / "out", *words)
     fake.asked()
     again = searched(tmp_path / "out", *words)
-    assert [one[1:] for one in fake.asked() if one[0] == "time"] == [[SUSTAINED.rounds, 3]]
+    assert [one[1] for one in fake.asked() if one[0] == "time"] == [SUSTAINED.rounds]
     assert [row["decisions"] for row in again["best"]] == [r["decisions"] for r in first["best"]]
     assert searched(tmp_path / "out", "--top", "3")["settled"]
 
@@ -569,7 +591,7 @@ def test_an_interrupt_leaves_the_earlier_search(
     real = rank if when == "ranking" else getattr(measuring._Tuning, target.rpartition(".")[2])
     with monkeypatch.context() as patched:
         patched.setattr(target, stopping(target, real, allowed))
-        words = ("--measure", "--out", out, "--top", "2", "--evaluations", "30")
+        words = ("--measure", "--out", out, "--top", "2", "--evaluations", "12")
         result = tinygpu(*SEARCH, *words)
     assert result.exit_code == 130
     assert len(calls) == allowed + 1
@@ -578,13 +600,13 @@ def test_an_interrupt_leaves_the_earlier_search(
     assert kept(out) == before
     with Store(out / "store.db") as store:
         known = len(store)
-    assert known == {"ranking": 4, "climbing": 16}.get(when, known) + len(PEERS) * (
+    assert known == {"ranking": 4, "climbing": BATCH}.get(when, known) + len(PEERS) * (
         when != "finals"
     )
     fake.asked()
-    searched(out, "--top", "2", "--evaluations", "30")
+    searched(out, "--top", "2", "--evaluations", "12")
     coarse = sum(one[2] for one in fake.asked() if one[:2] == ["time", COARSE.rounds])
-    assert coarse == 30 + len(PEERS) - known
+    assert coarse == 12 + len(PEERS) - known
 
 
 def sizes(*axes: str) -> list[str]:

@@ -203,7 +203,9 @@ def test_right_results_are_within_half_the_bound_and_mutants_far_beyond(
     shift = {"mask + 1": 1, "mask - 1": -1}.get(change, 0)
     with np.errstate(all="ignore"):
         worst = [
-            float(ratio_of(ROUNDS, exact, {}, output=output, reference=reference).max())
+            float(
+                ratio_of(ROUNDS, exact, {}, outputs={"y": output}, reference=reference)["y"].max()
+            )
             for output in (flash(held, seen, ""), flash(held, masked(kind, shift)[1], change))
         ]
     assert worst[0] < 0.5
@@ -213,18 +215,18 @@ def test_right_results_are_within_half_the_bound_and_mutants_far_beyond(
 def test_only_a_term_that_rounds_between_stages_gains() -> None:
     held, _ = masked("normal")
     full = online(BF16)
-    assert narrowing(full) == 0
-    assert narrowing(ROUNDS) == DTYPES["bf16"].roundoff
-    output, reference = flash(held, np.ones_like(held["x"], bool), ""), BF16.reference(held)
-    assert ratio_of(ROUNDS, held, {}, output=output, reference=reference).max() < 0.5
-    assert ratio_of(full, held, {}, output=output, reference=reference).max() > 5
+    assert narrowing(full) == {"y": 0}
+    assert narrowing(ROUNDS) == {"y": DTYPES["bf16"].roundoff}
+    outputs, reference = {"y": flash(held, np.ones_like(held["x"], bool), "")}, BF16.reference(held)
+    assert ratio_of(ROUNDS, held, {}, outputs=outputs, reference=reference)["y"].max() < 0.5
+    assert ratio_of(full, held, {}, outputs=outputs, reference=reference)["y"].max() > 5
 
 
 def test_an_input_that_is_rounded_is_no_stage() -> None:
     """It is named, and gains nothing."""
     program = online(WEIGHTED, change="narrow inputs")
     assert [text.split(":")[0] for text in roundings(program)] == ["bf16"]
-    assert narrowing(program) == 0
+    assert narrowing(program) == {"y": 0}
 
 
 def test_what_lies_between_stages_is_the_root_sum_of_squares() -> None:
@@ -235,7 +237,7 @@ def test_what_lies_between_stages_is_the_root_sum_of_squares() -> None:
     mean = p @ v / total
     first = np.sqrt((p * p) @ (v * v)) / total
     second = np.abs(mean) * np.sqrt((p * p).sum(axis=1, keepdims=True)) / total
-    assert np.allclose(between(BF16, held, {}), first + second, rtol=1e-4)
+    assert np.allclose(between(BF16, held, {})["y"], first + second, rtol=1e-4)
 
 
 @pytest.mark.parametrize("operation", [matmul(), rmsnorm()])
@@ -245,7 +247,7 @@ def test_sums_of_inputs_have_no_stage_before_them(operation: Operation) -> None:
     inputs = {n: random.standard_normal(s) for n, s in operation.shapes(sizes).items()}
     inputs.pop(operation.output.name)
     scalars = dict.fromkeys(operation.scalars, 0.5)
-    assert between(operation, inputs, scalars) == 0.0
+    assert between(operation, inputs, scalars) == {}
 
 
 def test_the_bound_in_the_term() -> None:
@@ -254,4 +256,4 @@ def test_the_bound_in_the_term() -> None:
     assert found, str(found)
     assert "up to rounding to bf16: narrow = cvt(p)" in str(found)
     assert not computes(online(BF16, rounded="bf16", change="total is not rescaled"))
-    assert math.isclose(narrowing(ROUNDS), 2.0**-8)
+    assert math.isclose(narrowing(ROUNDS)["y"], 2.0**-8)

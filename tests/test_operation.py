@@ -225,12 +225,12 @@ def test_reductions_are_those_of_the_full_product(
     try:
         found = operation.reference(inputs)
         wanted = naive(operation, inputs, sizes, FLOATS)
-        assert np.all(np.abs(found["y"] - wanted) <= 1e-13 * found["scale"] + 1e-14)
-        assert found["y"].shape == shapes["y"] == found["scale"].shape
+        assert np.all(np.abs(found["y"] - wanted) <= 1e-13 * found["scale of y"] + 1e-14)
+        assert found["y"].shape == shapes["y"] == found["scale of y"].shape
         whole = {n: random.integers(0, P, x.shape).astype(np.float64) for n, x in inputs.items()}
         exact = operation.reference(whole, algebra=FIELD)
         assert np.array_equal(exact["y"], naive(operation, whole, sizes, FIELD))
-        assert not exact["scale"].any()
+        assert not exact["scale of y"].any()
     finally:
         operations._BLOCK = old
 
@@ -240,7 +240,7 @@ def test_a_matmul_has_the_scale_of_magnitudes() -> None:
     a, b = random.standard_normal((9, 30)), random.standard_normal((30, 8))
     found = matmul("f32").reference({"a": a, "b": b})
     assert np.allclose(found["c"], a @ b)
-    assert np.allclose(found["scale"], np.abs(a) @ np.abs(b))
+    assert np.allclose(found["scale of c"], np.abs(a) @ np.abs(b))
     turned = matmul("f32", layout="tt").reference({"a": a.T, "b": b.T})
     assert np.allclose(turned["c"], a @ b)
 
@@ -258,7 +258,7 @@ def test_three_factors_are_contracted_in_pairs() -> None:
     a, b, w = (random.standard_normal(s) for s in ((5, k), (k, n), (k,)))
     found = chain.reference({"a": a, "b": b, "w": w})
     assert np.allclose(found["c"], (a * (w + 1)) @ b)
-    assert np.allclose(found["scale"], 3 * np.abs(a * (w + 1)) @ np.abs(b), rtol=1e-5)
+    assert np.allclose(found["scale of c"], 3 * np.abs(a * (w + 1)) @ np.abs(b), rtol=1e-5)
     (acc,) = chain.reductions
     assert chain.is_contracted(acc)
     assert chain.flops({"m": 5, "n": n, "k": k}) == 3 * 5 * n * k

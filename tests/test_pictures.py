@@ -30,7 +30,7 @@ from tinygpu.cli.machine_file import machine_in
 from tinygpu.cli.palette import COLOURS, COMPONENTS
 from tinygpu.cli.pictures import Point, encoded, measured_figure, times_figure
 from tinygpu.cli.plot import drawn_timeline
-from tinygpu.devices.device import DEVICES, load_device, names_gpu
+from tinygpu.devices.device import DEVICES, device_of, load_device, names_gpu
 from tinygpu.errors import ScheduleError
 from tinygpu.machines import MACHINES, ampere, blackwell, hopper, simt
 from tinygpu.search.exact.best import Ranked
@@ -507,10 +507,21 @@ def test_schedules_that_cannot_be_read_are_left_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("gpu", "device"),
     [("NVIDIA H200", "h200"), ("NVIDIA A100-SXM4-80GB", "a100"), ("NVIDIA B200", "b200"),
-     ("NVIDIA GeForce RTX 3060", "rtx3060"), ("NVIDIA H100 80GB HBM3", "")],
+     ("NVIDIA GeForce RTX 3060", "rtx3060"), ("NVIDIA H100 80GB HBM3", "h100"),
+     ("NVIDIA H100 PCIe", "h100_pcie"), ("NVIDIA GH200 480GB", "gh200"), ("NVIDIA L40S", "l40s"),
+     ("NVIDIA GeForce RTX 4090", "rtx4090"), ("NVIDIA GeForce RTX 5090", "rtx5090"),
+     ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "rtx_pro_6000"),
+     ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtx_pro_6000"),
+     ("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", ""), ("NVIDIA H100 NVL", ""),
+     ("NVIDIA H200 NVL", ""), ("NVIDIA GH200 144G HBM3e", ""), ("NVIDIA L40", ""),
+     ("NVIDIA GeForce RTX 4090 D", ""), ("NVIDIA GeForce RTX 4090 Laptop GPU", ""),
+     ("NVIDIA GeForce RTX 3060 Ti", ""), ("NVIDIA RTX 6000 Ada Generation", ""),
+     ("NVIDIA A100-PCIE-40GB", ""), ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", ""),
+     ("none", "")],
 )  # fmt: skip
 def test_a_device_is_known_by_the_driver_s_name(gpu: str, device: str) -> None:
     assert [name for name in DEVICES if names_gpu(name, gpu)] == [device] * bool(device)
+    assert device_of(gpu) == device
 
 
 def test_what_is_not_legible_is_seen() -> None:

@@ -11,6 +11,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from benchmarks.hopper_stores import program_of
+from benchmarks.peers import FOLDER, load_rows
 from tinygpu.devices.device import Device, load_device
 from tinygpu.errors import ProgramError
 from tinygpu.machines.hopper import STARTS, Hopper
@@ -336,22 +338,22 @@ def test_the_busiest_sm(size: int, ctas: int, fit: int, busiest: int) -> None:
     assert (place.share, place.waves * place.share) == (min(fit, busiest), busiest)
 
 
-@pytest.mark.parametrize(
-    ("name", "sizes", "tflops"),
-    [
-        ("cluster", (1024, 1024, 1024), 156),
-        ("cluster", (2048, 2048, 2048), 600),
-        ("cluster", (4096, 4096, 4096), 658),
-        ("cluster", (8192, 8192, 8192), 610),
-        ("cluster", (1024, 4096, 4096), 633),
-        ("cluster", (8192, 14336, 4096), 601),
-    ],
-)
-def test_measured(name: str, sizes: tuple[int, int, int], tflops: float) -> None:
-    """One schedule at many sizes, sustained on an H200: TFLOP/s within a tenth."""
-    m, n, k = sizes
-    here = 2 * m * n * k / seconds(term(name), {"m": m, "n": n, "k": k}) / 1e12
-    assert here == pytest.approx(tflops, rel=0.1)
+@pytest.mark.parametrize("row", load_rows("hopper_sizes", FOLDER.parent / "h100"), ids=str)
+def test_measured(row: dict[str, Any]) -> None:
+    """Two schedules at sizes that nothing was fitted on, alone on an H100: within a tenth."""
+    sizes = {axis: row[axis] for axis in "mnk"}
+    here = seconds(term(row["start"]), sizes, load_device("h100"))
+    assert here == pytest.approx(row["alone_seconds"], rel=0.1)
+
+
+@pytest.mark.parametrize("row", load_rows("hopper_stores", FOLDER.parent / "h100"), ids=str)
+def test_lines_that_are_stored_cost_l2_each(row: dict[str, Any]) -> None:
+    """However narrow: 16 B a line take twice as long as 128 B; alone on an H100, within a fifth."""
+    sizes = {axis: row[axis] for axis in "mnk"}
+    here = cost(program_of(row), sizes, load_device("h100"))
+    assert float(here.seconds) == pytest.approx(row["alone_seconds"], rel=0.2)
+    if row["alone_seconds"] > 260e-6 and row["k"] == 512:
+        assert here.bottleneck == "l2"
 
 
 def test_what_decides() -> None:

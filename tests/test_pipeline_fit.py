@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.fit_hopper import Bank, figures, load_bank, numbers, predicted, table, terms
+from benchmarks import fit_hopper
+from benchmarks.fit_hopper import CARDS, figures, load_bank, numbers, predicted, terms
+from benchmarks.oracle import FITTING, path_of
 from tinygpu.devices.device import load_device
 from tinygpu.errors import StoreError
 from tinygpu.machines.hopper import STARTS, Hopper
@@ -33,58 +34,42 @@ def seconds(program: Program, m: int, n: int, k: int, **device: Any) -> float:
     return float(cost(program, sizes, H200.with_values(**device)).seconds)
 
 
-@cache
-def bank() -> Bank:
-    return load_bank()
-
-
-@cache
-def model() -> Any:
-    """Predict every schedule of the bank on every fourth shape: logarithms."""
-    every = np.ones(len(bank().rows), bool)
-    return predicted(terms(bank(), every), bank().shapes[::4], len(every), H200)
-
-
-def test_the_bank_is_whole() -> None:
-    """Each row is a schedule of the machine; each shape has hundreds of times, held out or not."""
-    rows = bank().rows
-    assert len(set(rows)) == len(rows) == 865
+@pytest.mark.parametrize("card", CARDS)
+def test_the_bank_is_whole(card: str) -> None:
+    """Each row is a schedule of the machine; nearly all have times; what is held out is apart."""
+    fitting, held = (load_bank(card, held_out=held) for held in (False, True))
+    assert len(fitting) > 20
+    assert len(held) > 15
+    assert not {(b.shape, b.dtype) for b in fitting} & {(b.shape, b.dtype) for b in held}
     choices = Hopper.decisions()
-    assert set(bank().decisions) == set(choices)
-    for row in rows[::50]:
-        chosen = Chosen(dict(zip(bank().decisions, row, strict=True)))
-        assert all(r.holds for r in Hopper().requires(matmul("bf16", layout="nt"), chosen))
-    assert np.isfinite(bank().log_seconds).sum(axis=1).min() > 400
-    assert 0.25 < bank().schedules_held_out.mean() < 0.42
-    assert len(bank().shapes_held_out) == 5
+    for bank in fitting[::5]:
+        assert set(bank.decisions) == set(choices)
+        assert np.isfinite(bank.log_seconds).mean() > 0.9
+        for row in bank.rows[::7]:
+            chosen = Chosen(dict(zip(bank.decisions, row, strict=True)))
+            operation = matmul(bank.dtype, layout="nt")
+            assert all(r.holds for r in Hopper().requires(operation, chosen))
 
 
-def test_the_model_ranks_what_was_measured() -> None:
-    """The fastest measured is among the model's first, and pairs are mostly in order."""
+@pytest.mark.parametrize("card", CARDS)
+def test_the_model_is_right_on_both_cards(card: str) -> None:
+    """Of some held-out cases: the error, and how much slower the model's first choice is."""
+    device = load_device(card)
     found = [
-        figures(measured, here)
-        for measured, here in zip(bank().log_seconds[::4], model(), strict=True)
+        figures(bank.log_seconds, predicted(terms(bank), bank, device))
+        for bank in load_bank(card, held_out=True)[::5]
     ]
-    assert float(np.mean([f["tau"] for f in found])) > 0.7
-    assert float(np.mean([f["median"] for f in found])) < 0.1
-    tops = {n: math.exp(np.mean([math.log(f[f"top {n}"]) for f in found])) for n in (1, 16)}
+    assert float(np.mean([f["tau"] for f in found])) > 0.6
+    assert float(np.mean([f["median"] for f in found])) < 0.07
+    tops = {n: math.exp(np.mean([math.log(f[f"top {n}"]) for f in found])) for n in (1, 8)}
     assert tops[1] < 1.08
-    assert tops[16] < 1.02
-
-
-def test_heat_brings_bursts_to_what_is_sustained() -> None:
-    """Bursts as the bank has them are nearer to sustained times than their own seconds are."""
-    bursts, sustained = bank().log_runs[1], bank().log_runs[2]
-    apart = (bursts - sustained)[np.isfinite(bursts - sustained)]
-    assert len(apart) > 300
-    assert float(np.sqrt((apart**2).mean())) < 0.05
+    assert tops[8] < 1.02
 
 
 def test_numbers_are_given_back() -> None:
     """What a fit tries is in force within, and gone after."""
     before = seconds(term("cluster"), 512, 512, 512)
-    with numbers({"prologue": 50_000.0, "tensor_clock_hz": 1e9}) as device:
-        assert device.tensor_clock_hz == 1e9
+    with numbers({"prologue": 50_000.0}):
         assert seconds(term("cluster"), 512, 512, 512) > 2 * before
     assert seconds(term("cluster"), 512, 512, 512) == before
 
@@ -104,34 +89,24 @@ def test_figures(measured: list[int], seed: int) -> None:
     assert worst["top 1"] == pytest.approx(math.exp(times.max() - times.min()))
     any_order = np.random.default_rng(seed).permutation(times)
     mixed = figures(times, any_order)
-    assert 1 <= mixed["top 16"] <= mixed["top 8"] <= mixed["top 1"]
+    assert 1 <= mixed["top 8"] <= mixed["top 1"]
 
 
-def test_the_table_keeps_splits_apart() -> None:
-    """What is held out is in no row of what is not; a perfect model is perfect in all."""
-    rows = table(bank(), bank().log_seconds)
-    splits = {row["held out"] for row in rows}
-    assert splits == {"nothing", "schedules", "shape", "a run by another"}
-    held = {"x".join(map(str, bank().shapes[i])) for i in bank().shapes_held_out}
-    assert {r["shape"] for r in rows if r["held out"] == "shape"} == held | {"all"}
-    assert not held & {r["shape"] for r in rows if r["held out"] in ("nothing", "schedules")}
-    for row in rows:
-        if row["held out"] != "a run by another":
-            assert (row["median"], row["top 1"]) == (0, 1)
-
-
-def test_odd_banks_are_refused(tmp_path: Path) -> None:
+def test_odd_banks_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A missing or cut file is an error that says which."""
-    with pytest.raises(StoreError, match="hopper_bank"):
-        load_bank(tmp_path)
-    (tmp_path / "hopper_bank.json").write_text('{"shapes": [')
-    with pytest.raises(StoreError, match="hopper_bank"):
-        load_bank(tmp_path)
+    monkeypatch.setattr(fit_hopper, "FOLDER", tmp_path / "h200")
+    path = path_of(FITTING[0], tmp_path / "other" / "oracle")
+    with pytest.raises(StoreError, match=path.stem):
+        load_bank("other", held_out=False)
+    path.parent.mkdir(parents=True)
+    path.write_text('{"case": [')
+    with pytest.raises(StoreError, match=path.stem):
+        load_bank("other", held_out=False)
 
 
 def test_rows_outside_cost_time() -> None:
     """Those that are loaded as zeros, as lines along k are; others are left out."""
-    few, full = (seconds(term("ring", tile_n=64, store_n=64), m, 4096, 4096) for m in (16, 128))
+    few, full = (seconds(term("ring", tile_n=64, store_n=64), m, 4096, 4096) for m in (16, 64))
     assert few == pytest.approx(full, rel=0.1)
     turned = [seconds(term("swapped"), m, 4096, 4096) for m in (8, 16)]
     assert turned[0] == pytest.approx(turned[1], rel=0.03)
@@ -142,9 +117,17 @@ def test_the_power_cap_slows_all_cycles() -> None:
     low = 0.8 * H200.tensor_clock_hz
     big, few = (8192, 8192, 8192), (16, 4096, 4096)
     slower = seconds(term("cluster"), *big, tensor_clock_hz=low) / seconds(term("cluster"), *big)
-    assert slower == pytest.approx(1 / 0.8, rel=0.02)
+    assert 1.1 < slower < 1 / 0.8  # not by all: what DRAM and L2 send takes of the cap, too
     turned = term("swapped")
     assert seconds(turned, *few, tensor_clock_hz=low) == pytest.approx(seconds(turned, *few))
+
+
+def test_a_cluster_that_multicasts_has_the_higher_clock() -> None:
+    """At equal cycles it needs less energy than a schedule whose CTAs ask L2 for all they need."""
+    sizes = dict.fromkeys("mnk", 8192)
+    pair, alone = term("cluster"), term("cluster", cluster_m=1, cluster_n=1)
+    energy = [float(cost(one, sizes, H200).parts["power"]) for one in (pair, alone)]
+    assert energy[0] < 0.99 * energy[1]
 
 
 def test_ctas_that_start_apart_share_less() -> None:

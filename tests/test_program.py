@@ -292,7 +292,10 @@ def test_a_role_may_do_nothing() -> None:
     [
         ({"name": "my term"}, "its kernel needs a name"),
         ({"roles": (Role("all", 32, (For("k", 3, (LOAD,), start=-1),)),)}, "begins below 0"),
-        ({"roles": (Role("all", 32, (LOAD, STORE), 2, "c"),)}, "several roles, and no barriers"),
+        (
+            {"roles": (Role("all", 32, (LOAD, STORE), 2, "c"),)},
+            "several roles, and no tiles that they take",
+        ),
         ({"cluster": (("r", 2),)}, "a cluster, and no barriers"),
     ],
 )

@@ -63,7 +63,7 @@ FAULTS: dict[str, tuple[str, str, str, int, set[str]]] = {
     "stores not committed": ("cluster", r"\tcp\.async\.bulk\.commit_group;\n", "", 0, {"race"}),
     "released before the products are done": (
         "cluster", r"wgmma\.wait_group\.sync\.aligned 1", "wgmma.wait_group.sync.aligned 2",
-        1, {"race"},
+        0, {"race"},
     ),
     "results read before the products are done": (
         "cluster", r"\twgmma\.wait_group\.sync\.aligned 0;\n", "", 0, {"register"},
@@ -201,7 +201,7 @@ def test_both_parties_are_named() -> None:
     """A race names both lines; a deadlock says who waits for what."""
     program = term_of("hopper", STARTS["cluster"], "bf16", "nt")
     text = mutant(
-        "cluster", r"wgmma\.wait_group\.sync\.aligned 1", "wgmma.wait_group.sync.aligned 2", 1
+        "cluster", r"wgmma\.wait_group\.sync\.aligned 1", "wgmma.wait_group.sync.aligned 2", 0
     )
     [race] = [
         f for f in run_matmul(program, HOPPER, text=text, clusters=1).report.findings

@@ -153,13 +153,13 @@ def test_reads_along_k_are_joined() -> None:
 
 
 def test_small_sample_against_ptxas() -> None:
-    """On a few schedules that the fit has not seen, most spills and registers are foreseen."""
+    """On a few schedules that the fit has not seen, of all types, most of it is foreseen."""
     right, misses = 0, []
-    for case in CASES[::5]:
+    for case in CASES[::4]:  # types alternate by five
         found, program = truth(case), program_of(case)
         right += bool(predicted_spill(program, H200)) == (found["spilled_bytes"] > 0)
         misses.append(abs(float(used_estimate(program, H200)) - found["registers"]))
-    assert right >= 22
+    assert right >= 0.75 * len(misses)
     assert np.mean(misses) < 15
 
 
@@ -233,7 +233,7 @@ def test_loads_in_flight_need_registers() -> None:
     assert (many, more) == pytest.approx((20, 80))
     assert held < more
     assert features(two, sizes, H200).launch.resident() == 3
-    assert features(alone, sizes, H200).launch.resident() == 6
+    assert features(alone, sizes, H200).launch.resident() == 65536 // (72 * 128) == 7
     by = {n: flying(two, registers=n)[0] for n in (64, 143, 255)}
     assert by[64] == few < 18 < by[143] < 25 < by[255]
     whole, spilled = (

@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks import landscapes, replay
 from benchmarks.peers import FOLDER
+from tinygpu.machines import MACHINES
 from tinygpu.search.strategies import STRATEGIES
 
 
@@ -20,11 +21,12 @@ def lands() -> list[replay.Landscape]:
 
 
 def test_landscapes_are_complete() -> None:
-    """Every legal schedule of the box has a time at every shape."""
+    """Schedules of the box as it was have times at every shape; most are legal still."""
     assert [land.shape for land in lands()] == list(landscapes.SHAPES)
     for land in lands()[::3]:
-        assert set(land.seconds) == set(landscapes.space_of(land.shape))
-        assert len(land.seconds) >= 1000
+        today = set(landscapes.space_of(land.shape))
+        assert len(today & set(land.seconds)) > 0.75 * len(land.seconds)
+        assert len(land.seconds) >= 900
 
 
 def test_neighbours_differ_in_one_decision() -> None:
@@ -43,7 +45,7 @@ def test_neighbours_differ_in_one_decision() -> None:
 def test_a_curve_rises_to_the_best(name: str) -> None:
     """It never falls, is 1 where the best was met, and is the same for the same seed."""
     land = lands()[1]
-    first, again = (replay.curve(land, name, blind=False, seed=3, budget=60) for _ in range(2))
+    first, again = (replay.curve(land, name, seed=3, budget=60) for _ in range(2))
     assert (first == again).all()
     assert (np.diff(first) >= 0).all()
     assert 0 < first[0] <= first[-1] <= 1
@@ -58,15 +60,32 @@ def test_the_table_is_of_these_landscapes() -> None:
     assert {(row["strategy"], row["start"]) for row in rows} == {
         (name, start)
         for name in STRATEGIES
-        for start in ("model", "blind")
-        if (name, start) not in (("model", "blind"), ("random", "model"))
+        for start in replay.STARTS
+        if replay.ONLY.get(name, start) == start
     }
     (mine,) = (row for row in rows if row["strategy"] == "model")
-    curves = [replay.curve(land, "model", blind=False, seed=0)[None] for land in lands()]
-    here = json.loads(json.dumps(replay.row_of("model", False, curves)))
-    for field in ("worst", "area", "best_at"):
+    curves = [replay.curve(land, "model")[None] for land in lands()]
+    here = json.loads(json.dumps(replay.row_of("model", "model", curves)))
+    for field in ("worst", "area", "best_at", "least_at_16"):
         assert here[field] == pytest.approx(mine[field], abs=0.002)
     assert min(row["evaluations"] or 1e9 for row in rows) <= 10
+
+
+def test_the_table_has_a_line_for_each_row() -> None:
+    rows = json.loads((FOLDER.parent / "replay.json").read_text())["rows"]
+    head, *lines = replay.table(rows).splitlines()
+    assert head.split() == list(rows[0])
+    assert [line.split()[:2] for line in lines] == [[r["strategy"], r["start"]] for r in rows]
+
+
+def test_from_its_spreads_a_start_has_no_two_alike() -> None:
+    """The model's best of each, and all else by single changes."""
+    land = lands()[4]
+    some, every = (land.domain(start, 0).first for start in ("spread", "model"))
+    spreads = [tuple(c.schedule[name] for name in MACHINES["hopper"].spread) for c in every]
+    assert len(some) == len(set(spreads)) < len(every) / 5
+    assert some[0] == every[0]
+    assert list(some) == [every[spreads.index(one)] for one in dict.fromkeys(spreads)]
 
 
 def test_the_picture_is_drawn(tmp_path: Path) -> None:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from benchmarks import time_model
 from tinygpu.cli.standing import standing
 from tinygpu.devices.device import load_device
 from tinygpu.machines.hopper import STARTS, Hopper
 from tinygpu.search.explain.explain import compare, outlined
-from tinygpu.search.ties import places
+from tinygpu.search.ties import Plainness, places, plainness, ranked
 from tinygpu.search.time.breakdown import Breakdown
 from tinygpu.search.time.fitted import RANKING
 from tinygpu.term.operation import Problem, matmul
@@ -36,6 +39,46 @@ def test_a_tie_is_within_both_noises_of_the_first_that_it_stands_with() -> None:
     assert places([1.02, 1.0], [0.0, 0.03]) == [(1, True), (1, True)]  # one noise is enough
     assert places([1.0, 1.0], [0.0, 0.0]) == [(1, True), (1, True)]
     assert places([None, None], [0.1, 0.1]) == [None, None]
+
+
+plain = st.tuples(st.sampled_from([40.0, 64.0, math.inf]), st.sampled_from([64, 128]), st.text())
+raced = st.lists(st.tuples(st.floats(1.0, 1.2) | st.none(), st.floats(0, 0.05), plain), max_size=8)
+
+
+@given(raced)
+def test_places_are_kept_and_within_one_the_rule_decides(
+    every: list[tuple[float | None, float, Plainness]],
+) -> None:
+    seconds, noises, rules = zip(*every, strict=True) if every else ((), (), ())
+    found = places(seconds, noises)
+    order = ranked(seconds, noises, rules)
+    assert sorted(order) == list(range(len(every)))
+    for a, b in pairwise(order):
+        first, second = found[a], found[b]
+        if second is not None:
+            assert first is not None
+            assert first[0] <= second[0]
+        if first is None or (second is not None and first[0] == second[0]):
+            assert rules[a] <= rules[b]
+
+
+@given(st.lists(plain, min_size=1, max_size=6), st.data())
+def test_two_runs_of_one_set_name_the_same(rules: list[Plainness], data: st.DataObject) -> None:
+    """However the times fall within the noise."""
+    runs = st.lists(st.floats(1.0, 1.01), min_size=len(rules), max_size=len(rules))
+    one, other = data.draw(runs), data.draw(runs)
+    noises = [0.02] * len(rules)
+    first, second = (ranked(times, noises, rules)[0] for times in (one, other))
+    assert rules[first] == rules[second] == min(rules)
+
+
+def test_the_plainest_has_few_registers_then_a_small_tile() -> None:
+    one = Schedule.of(Hopper(), STARTS["ring"])
+    small, wide = plainness(one, 90), plainness(one.with_(tile_n=2 * int(one["tile_n"])), 90)
+    assert small[:2] < wide[:2]
+    assert plainness(one.with_(tile_n=8), 91) > wide
+    assert plainness(one) > plainness(one, 255)  # what is not known is not few
+    assert plainness(one, 90) != plainness(one.with_(raster=4), 90)
 
 
 def test_measured_times_tie_by_their_rounds_and_not_by_the_model() -> None:

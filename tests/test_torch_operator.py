@@ -66,6 +66,7 @@ def torch(monkeypatch: pytest.MonkeyPatch) -> Any:
         library=library,
         registered=kept,
         bfloat16="bfloat16",
+        float16="float16",
         float32="float32",
         ops=SimpleNamespace(mine=SimpleNamespace(attention="the operator", linear="the operator")),
     )
@@ -73,9 +74,9 @@ def torch(monkeypatch: pytest.MonkeyPatch) -> Any:
     return fake
 
 
-def contract(mask: str = "none") -> Contract:
+def contract(mask: str = "none", *, lse: bool = False) -> Contract:
     machine = MACHINES["attention"]
-    program = Schedule.of(machine, STARTS["fa3"]).program(machine, attention(mask=mask))
+    program = Schedule.of(machine, STARTS["fa3"]).program(machine, attention(mask=mask, lse=lse))
     return contract_of(program, None)
 
 
@@ -132,6 +133,39 @@ def test_attention_by_views(torch: Any, mask: str, lies: str) -> None:
             (2, 2, 3, 5, 64), (2, 2, 7, 64), (2, 2, 7, 64), (2, 2, 3, 5, 64)
         ]  # fmt: skip
     assert [scalars["scale"] for _, scalars in seen] == [1 / 8, 0.5]
+
+
+@pytest.mark.parametrize("lies", ["bhsd", "bshd"])
+def test_attention_returns_its_log_sum_exp(torch: Any, lies: str) -> None:
+    """In fp32 [b, heads, m], as a second tensor; it lies densely, however q does."""
+    told, operation = contract(lse=True), attention(lse=True)
+
+    def run(*inputs: Any, out: Any, **scalars: float) -> None:
+        views = [
+            View(number << 20, dtype, t.shape, tuple(t.stride(d) for d in range(len(t.shape))), 0)
+            for number, (t, dtype) in enumerate(
+                zip((*inputs, *out), ["bf16"] * 4 + ["f32"], strict=True), 1
+            )
+        ]
+        check(told, views)
+        found = operation.reference(
+            dict(zip("qkv", (t.array for t in inputs), strict=True)), scalars
+        )
+        out[0].array[...], out[1].array[...] = found["o"], found["lse"]
+
+    torch_operator("mine::attention", run, told)
+    assert torch.registered["schema"] == (
+        "(Tensor q, Tensor k, Tensor v, *, float? scale=None) -> (Tensor, Tensor)"
+    )
+    q, k, v = drawn(5, 6, lies, 0), drawn(7, 2, lies, 1), drawn(7, 2, lies, 2)
+    out, lse = torch.registered["call"](q, k, v)
+    s = q.array @ k.array.repeat(3, 1).swapaxes(2, 3) / 8
+    assert np.allclose(lse.array, np.log(np.exp(s).sum(3)))
+    assert np.allclose(out.array, np.exp(s - lse.array[..., None]) @ v.array.repeat(3, 1))
+    fakes = torch.registered["fake"](q, k, v)
+    for fake, real in zip(fakes, (out, lse), strict=True):
+        assert (fake.shape, fake.array.strides) == (real.shape, real.array.strides)
+    assert lse.array.flags.c_contiguous
 
 
 def test_heads_and_ranks_that_cannot_be(torch: Any) -> None:

@@ -109,4 +109,4 @@ def test_time_is_flat_up_to_the_tile() -> None:
         return float(cost(term, {"m": m, "n": 4096, "k": 4096}, device).seconds)
 
     assert seconds(program, 32) < 1.05 * seconds(program, 128)
-    assert seconds(with_trimmed(program, False), 32) > 1.2 * seconds(program, 32)
+    assert seconds(with_trimmed(program, False), 32) > 1.15 * seconds(program, 32)

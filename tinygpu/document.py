@@ -37,13 +37,18 @@ def document(
     version: int,
     kinds: Mapping[str, type | None],
     optional: Mapping[str, type | None] = MappingProxyType({}),
+    *,
+    older: tuple[int, ...] = (),
 ) -> dict[str, Any]:
-    """Return the fields of a document of this format; a kind None takes any JSON value."""
+    """Return the fields of a document of this format; a kind None takes any JSON value.
+
+    Of ``older`` versions are those that mean the same, and lack only optional fields.
+    """
     tree = parsed(text)
     if not isinstance(tree, dict) or tree.get("format") != name:
         raise DocumentError(f'no {{"format": "{name}"}} in it; give a file that tinygpu wrote')
     found = tree.get("version")
-    if type(found) is not int or found != version:
+    if type(found) is not int or found not in (version, *older):
         kind = "" if type(found) is int else " (a number)"
         raise DocumentError(
             f"version {shown(found)}; this tinygpu reads version {version}{kind}: "

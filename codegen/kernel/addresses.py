@@ -14,6 +14,9 @@ Source: ``docs/model.md``, section "Code".
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -173,24 +176,55 @@ class Addresses:
             ("rest", size, terms), lambda: self.text.subtract(size, self.sum(terms, scope))
         )
 
-    def whole(self, do: Do, scope: Scope) -> str | bool:
-        """Return the predicate that no thread's values are outside: the same for a whole CTA."""
-        inside: str | bool = True
-        for access in do.accesses:
-            for d, guarded in enumerate(access.guard):
-                if not guarded:
-                    continue
-                known, _ = scope.split(access.origin[d])
+    def whole(self, run: Sequence[Do], scope: Scope, *, fixed_only: bool = False) -> str | bool:
+        """Return the predicate that no value of statements is outside: the same for a whole CTA.
+
+        What does not change in a loop is asked first, so that it may be asked before the loop.
+        """
+        asked: list[dict[tuple[Scalar, int], None]] = [{}, {}]
+        for do in run:
+            for access in do.accesses:
+                if (len(access.value), len(access.thread)) != (len(do.values), len(do.threads)):
+                    return False
                 modes = (
                     *zip(do.values, access.value, strict=True),
                     *zip(do.threads, access.thread, strict=True),
                 )
-                last = known + sum((extent - 1) * max(steps[d], 0) for extent, steps in modes)
-                rest = self.rest(access, d, scope)
-                inside = self.text.less(last, rest, inside if isinstance(inside, str) else None)
-                if inside is False:
-                    return False
-        return inside
+                for d, guarded in enumerate(access.guard):
+                    known, terms = scope.split(access.origin[d])
+                    last = known + sum((extent - 1) * max(steps[d], 0) for extent, steps in modes)
+                    if not guarded or self.always_inside(access, d, last, scope):
+                        continue
+                    moves = any(name in scope.running for name, _ in terms)
+                    if not (moves and fixed_only):
+                        asked[moves][self.rest(access, d, scope), last] = None
+        inside: int | str = True
+        for rest, last in (*asked[False], *asked[True]):
+            also = inside if isinstance(inside, str) else None
+            key = ("whole", rest, last, also)
+            inside = self.text.once(key, partial(self.text.less, last, rest, also))
+            if inside is False:
+                return False
+        return inside if isinstance(inside, str) else True
+
+    def always_inside(self, access: Access, d: int, last: int, scope: Scope) -> bool:
+        """Say whether the coordinate ``last`` beyond the origin is always inside."""
+        size, most = self.integer(access.buffer.shape[d]), last
+        for name, coefficient in scope.split(access.origin[d])[1]:
+            factor, reached = self.integer(coefficient), self._reached(name, scope)
+            if isinstance(factor, str) or reached is None:
+                return False
+            most += max(factor, 0) * reached
+        return isinstance(size, int) and most < size
+
+    def _reached(self, name: str, scope: Scope) -> int | None:
+        """Return the largest value of a variable, if that is known."""
+        if name in scope.running:
+            turn = scope.turns.get(name)
+            trips = self.integer(turn.trips) if turn else ""
+            return trips - turn.near if turn and isinstance(trips, int) else None
+        extent = None if self.program.barriers else self.integers.get(f"grid_{name}")
+        return extent - 1 if isinstance(extent, int) else None
 
     def guard(
         self, access: Access, threads: tuple[int, ...], at: NDArray[np.int64], scope: Scope
@@ -201,6 +235,10 @@ class Addresses:
             if not guarded:
                 continue
             known, _ = scope.split(access.origin[d])
+            moves = zip(threads, access.thread, strict=True)
+            farthest = sum((extent - 1) * max(steps[d], 0) for extent, steps in moves)
+            if self.always_inside(access, d, int(at[d]) + known + farthest, scope):
+                continue
             rest = self.left(access, threads, d, scope)
             also = inside if isinstance(inside, str) else None
             key = ("inside", rest, int(at[d]) + known, also)

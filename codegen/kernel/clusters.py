@@ -12,7 +12,7 @@ from tinygpu.codegen.kernel.ptx import Scalar as Number
 from tinygpu.codegen.kernel.scope import Scope
 from tinygpu.term.program import Affine, Barrier
 
-__all__ = ["home_rank", "ranks_along", "receivers", "signal_at"]
+__all__ = ["rank_along", "ranks_along", "receivers", "signal_at"]
 
 
 def _first(kernel: KernelCode, axis: str) -> tuple[Number, int]:
@@ -28,9 +28,14 @@ def _first(kernel: KernelCode, axis: str) -> tuple[Number, int]:
     return rank, apart
 
 
-def home_rank(kernel: KernelCode, axis: str) -> Number:
-    """Return the rank of the CTA at 0 along an axis."""
-    return kernel.text.once(("home", axis), lambda: _first(kernel, axis)[0])
+def rank_along(kernel: KernelCode, axis: str, place: int) -> Number:
+    """Return the rank of the CTA at a place along an axis."""
+
+    def make() -> Number:
+        first, apart = _first(kernel, axis)
+        return kernel.text.add(first, apart * place)
+
+    return kernel.text.once(("along", axis, place), make)
 
 
 def ranks_along(kernel: KernelCode, axes: str) -> list[Number]:
@@ -73,6 +78,6 @@ def signal_at(kernel: KernelCode, barrier: Barrier, index: Affine, scope: Scope)
     if not barrier.home:
         return f"[{base}+{start}]"
     plain, there = kernel.text.add(base, start), kernel.text.register("u32")
-    home = home_rank(kernel, barrier.home)
+    home = rank_along(kernel, barrier.home, 0)
     kernel.text.emit(f"mapa.shared::cluster.u32 {there}, {plain}, {home}")
     return f"[{there}]"

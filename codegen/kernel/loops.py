@@ -19,7 +19,12 @@ from tinygpu.codegen.kernel.rings import split_index
 from tinygpu.codegen.kernel.scope import Scope, value_coordinates
 from tinygpu.term.program import Access, Body, Do, For
 
-__all__ = ["instances", "rotating_slots", "stepped_pointers"]
+__all__ = ["by_threads", "instances", "rotating_slots", "stepped_pointers"]
+
+
+def by_threads(do: Do) -> tuple[Access, ...]:
+    """Return the accesses whose addresses threads make, each or a warp's lanes for it."""
+    return do.accesses if do.instruction.issuer in ("thread", "warp") else ()
 
 
 def instances(body: Body, scope: Scope) -> Iterator[tuple[Do, Scope]]:
@@ -36,7 +41,7 @@ def stepped_pointers(addresses: Addresses, loop: For, scope: Scope) -> list[tupl
     text = addresses.text
     first: dict[tuple[object, ...], tuple[Do, Access, Scope, list[tuple[int, ...]]]] = {}
     for do, inner in instances(loop.body, scope):
-        for access in do.accesses:
+        for access in by_threads(do):
             if access.buffer.level != "gmem":
                 continue
             key = addresses.key(access, do.threads, inner)
@@ -72,20 +77,24 @@ def rotating_slots(addresses: Addresses, loop: For, scope: Scope) -> list[tuple[
     text = addresses.text
     rings: dict[tuple[object, ...], tuple[str, int, int]] = {}
     for do, inner in instances(loop.body, scope):
-        for access in do.accesses:
+        for access in by_threads(do):
             buffer = access.buffer
             if buffer.level != "smem" or buffer.stages == 1:
                 continue
             _, base, terms = split_index(buffer.stages, access.index, inner)
-            if terms != ((loop.var, 1),):
-                continue
+            rest = tuple(term for term in terms if term != (loop.var, 1))
+            if len(rest) + 1 != len(terms) or any(
+                name == loop.var or (name in inner.running and name not in scope.running)
+                for name, _ in rest
+            ):
+                continue  # what an inner loop counts, that one turns
             stage_bytes = addresses.plan.stage_bytes[buffer.name]
             key = ("slot", buffer.stages, stage_bytes, base, terms)
             if key in rings:
                 continue
             offset = text.register("u32")
-            start = (base + loop.start) % buffer.stages * stage_bytes
-            text.emit(f"mov.u32 {offset}, {start}")
+            first = text.modulo(addresses.sum(rest, inner, base + loop.start), buffer.stages)
+            text.emit(f"mov.u32 {offset}, {text.multiply(first, stage_bytes)}")
             text.remember(key, offset)
             rings[key] = (offset, stage_bytes, stage_bytes * buffer.stages)
     return list(rings.values())

@@ -12,6 +12,9 @@ largest of the former and q of the latter
 and where there are fewer than s + q trips, those turns are written out apart, each with k and
 trips known.  No guard asks while the kernel runs; ``TurnRange`` has what is known of a turn.
 
+A guard around arrivals alone stays a branch: it serialises nothing, and a second turn's code costs
+more than its three instructions (a kernel of 2.8 us took 1.07 of the time on an H100).
+
 >>> for piece in written_out("trips", 0, 1, 1):
 ...     print(piece)
 trips <= 0: nothing more
@@ -29,7 +32,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tinygpu.codegen.kernel.scope import Scope, TurnRange
-from tinygpu.term.program import Body, For, When
+from tinygpu.term.program import Arrive, Body, Elect, For, When
 
 __all__ = ["Rest", "Short", "apart", "written_out"]
 
@@ -107,9 +110,14 @@ def written_out(
 def _distances(body: Body, name: str, scope: Scope) -> Iterator[tuple[int, int, int | str]]:
     """Yield (c, factor, bound) of each guard ``c + factor * name < bound``, at any depth."""
     for statement in body:
-        if isinstance(statement, When):
+        if isinstance(statement, When) and not _arrives(statement.body):
             match scope.split(statement.index):
                 case known, ((variable, int(factor)),) if variable == name:
                     yield known, factor, statement.bound
         for inner in scope.within(statement):
             yield from _distances(statement.body, name, inner)
+
+
+def _arrives(body: Body) -> bool:
+    """Say whether a body does nothing but arrive at barriers."""
+    return all(isinstance(s, Arrive) or (isinstance(s, Elect) and _arrives(s.body)) for s in body)

@@ -28,6 +28,7 @@ class Text:
 
     def __init__(self) -> None:
         self.lines: list[str] = []
+        self.beside: list[str] = []
         self.counts: dict[str, int] = {}
         self.labels = 0
         self.scopes: list[dict[Hashable, Scalar]] = [{}]
@@ -54,6 +55,14 @@ class Text:
     def mark(self, label: str) -> None:
         """Place a label."""
         self.lines.append(f"{label}:")
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Put what is emitted inside behind the kernel's end."""
+        here, self.lines = self.lines, []
+        yield
+        self.beside += self.lines
+        self.lines = here
 
     @contextmanager
     def scope(self) -> Iterator[None]:

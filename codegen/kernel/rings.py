@@ -28,7 +28,7 @@ from tinygpu.codegen.kernel.ptx import Scalar as Number
 from tinygpu.codegen.kernel.ptx import Text
 from tinygpu.codegen.kernel.scope import Scope, Terms
 from tinygpu.errors import ProgramError
-from tinygpu.term.program import Affine, Barrier, Body
+from tinygpu.term.program import Affine, Barrier, Body, Do
 
 __all__ = ["Ring", "Rings", "split_index"]
 
@@ -119,9 +119,10 @@ def split_index(stages: int, index: Affine, scope: Scope) -> tuple[int, int, Ter
 
 
 def _uses(body: Body, scope: Scope) -> Iterator[tuple[int, Affine, Scope]]:
-    """Yield the depth and the index of every use of a ring, and the loops around it."""
+    """Yield depth and index of uses of rings but by threads' addresses, and the loops around."""
     for statement in body:
-        for ring, index, _ in statement.uses:
+        own = isinstance(statement, Do) and statement.instruction.issuer in ("thread", "warp")
+        for ring, index, *_ in () if own else statement.uses:
             if isinstance(ring, Barrier) or ring.level == "smem":
                 yield ring.stages, index, scope
         for inner in scope.within(statement):

@@ -113,6 +113,15 @@ class Scope:
                 return self.turns[name].below(known, factor, bound)
         return None
 
+    def where(self, known: int, terms: Terms, bound: int | str) -> Scope:
+        """Return the scope in which ``known + terms < bound`` is known, of a distance to an end."""
+        match terms:
+            case ((name, 1),) if name in self.turns and bound == self.turns[name].trips:
+                turn = self.turns[name]
+                near = replace(turn, near=max(turn.near, known + 1))
+                return replace(self, turns={**self.turns, name: near})
+        return self
+
 
 def value_coordinates(access: Access, values: tuple[int, ...]) -> NDArray[np.int64]:
     """Return each value's coordinates, apart from origin and thread: (values, dimensions)."""

@@ -1,9 +1,10 @@
 """Tensor maps: what TMA has to know of an array, derived from the term.
 
 A statement that moves a tile between gmem and shared memory moves it in *boxes*: one for each value
-of its last value mode (the slabs), each of (contiguous extent) x (lines).  Box, swizzle and array
-make a tensor map, which ``runtime/maps.py`` encodes and the kernel takes as a parameter.  A load
-that leaves out lines has a second map, for the last lines (``trimming.py``).
+of its last value mode (the slabs), each of (contiguous extent) x (lines), or several as high
+where a box has not so many lines.  Box, swizzle and array make a tensor map, which
+``runtime/maps.py`` encodes and the kernel takes as a parameter.  A load that leaves out lines has a
+second map, for the last lines (``trimming.py``).
 
 >>> from tinygpu.term.machine import Chosen
 >>> from tinygpu.machines.hopper import STARTS, Hopper
@@ -24,6 +25,7 @@ from __future__ import annotations
 
 from tinygpu.codegen.runtime.maps import TensorMap
 from tinygpu.errors import ProgramError
+from tinygpu.term.digits import box_lines
 from tinygpu.term.program import Access, Do, Program, walk
 
 __all__ = ["TensorMap", "tensor_map_of", "tensor_maps"]
@@ -35,6 +37,7 @@ def tensor_map_of(do: Do) -> TensorMap:
     assert isinstance(source, Access)
     gmem, smem = (source, do.write) if source.buffer.level == "gmem" else (do.write, source)
     extents = [int(v) for v in do.values[:2]]
+    extents[1:] = [int(box_lines(do)) for _ in extents[1:]]
     for access in (gmem, smem):
         first, second = (list(map(int, s)) for s in access.value[:2])
         strides = [s if isinstance(s, int) else 0 for s in access.buffer.stride]

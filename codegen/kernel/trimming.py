@@ -34,6 +34,7 @@ from tinygpu.codegen.kernel.ptx import Scalar as Number
 from tinygpu.codegen.kernel.scope import Scope
 from tinygpu.codegen.kernel.tensor_map import tensor_map_of
 from tinygpu.errors import ProgramError
+from tinygpu.term.digits import box_lines
 from tinygpu.term.program import Access, Affine, Arrive, Do, Statement, each, walk
 
 __all__ = ["expected_bytes", "trim", "trimmed_map"]
@@ -54,14 +55,15 @@ def trim(kernel: KernelCode, body: tuple[Statement, ...], scope: Scope) -> None:
         if isinstance(statement, Arrive) and all(map(ready, _loads(kernel, statement))):
             expected_bytes(kernel, statement, scope)
         elif isinstance(statement, Do) and statement.trimmed and ready(statement):
-            trimmed_map(kernel, statement, scope)
+            for box in range(int(statement.values[1] // box_lines(statement))):
+                trimmed_map(kernel, statement, scope, box)
 
 
-def trimmed_map(kernel: KernelCode, do: Do, scope: Scope) -> tuple[Number, str]:
-    """Return the register that points to the map of a trimmed load, and whether it loads at all."""
-    text, lines = kernel.text, int(do.values[1])
+def trimmed_map(kernel: KernelCode, do: Do, scope: Scope, box: int = 0) -> tuple[Number, str]:
+    """Return the register that points to the map of a trimmed load's box, and whether it loads."""
+    text, lines = kernel.text, int(box_lines(do))
     whole = tensor_map_of(do)
-    left = _left(kernel, do, scope, whole_tile=False)
+    left = text.subtract(_left(kernel, do, scope, whole_tile=False), box * lines)
 
     def choose() -> Number:
         fits, chosen = text.less(lines - 1, left), text.register("u64")

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from tinygpu.codegen.kernel.clusters import home_rank
+from tinygpu.codegen.kernel.clusters import rank_along
 from tinygpu.codegen.kernel.kernel import KernelCode, Rule, constant
 from tinygpu.codegen.kernel.ptx import Scalar as Number
 from tinygpu.codegen.kernel.scope import Scope, value_coordinates
@@ -87,7 +87,7 @@ def move(kernel: KernelCode, do: Do, scope: Scope, hint: str = "") -> None:
         suffix = f".v{len(parts)}" if len(parts) > 1 else ""
         at = kernel.address(memory, do.threads, places[first], scope)
         if memory.buffer.home and not loads:
-            space, at = "shared::cluster", _at_home(kernel, at, memory.buffer.home)
+            space, at = "shared::cluster", _at_peer(kernel, at, memory)
         prefix = f"@{guard} " if isinstance(guard, str) else ""
         if loads:
             if prefix:
@@ -102,16 +102,18 @@ def move(kernel: KernelCode, do: Do, scope: Scope, hint: str = "") -> None:
             kernel.text.emit(f"{prefix}st.{space}{hint}{suffix}.{kind} {at}, {listed}")
 
 
-def _at_home(kernel: KernelCode, address: str, home: str) -> str:
-    """Return the address operand in shared memory of the CTA at 0 along an axis."""
+def _at_peer(kernel: KernelCode, address: str, memory: Access) -> str:
+    """Return the address operand in shared memory of the CTA into which it writes."""
     base, _, known = address[1:-1].partition("+")
+    axis, peer = memory.buffer.home, int(memory.peer)
 
     def make() -> Number:
         there = kernel.text.register("u32")
-        kernel.text.emit(f"mapa.shared::cluster.u32 {there}, {base}, {home_rank(kernel, home)}")
+        rank = rank_along(kernel, axis, peer)
+        kernel.text.emit(f"mapa.shared::cluster.u32 {there}, {base}, {rank}")
         return there
 
-    return f"[{kernel.text.once(('home', base), make)}+{known or 0}]"
+    return f"[{kernel.text.once(('peer', base, peer), make)}+{known or 0}]"
 
 
 def outside(access: Access, kind: str) -> str:

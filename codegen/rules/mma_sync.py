@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tinygpu.codegen.kernel.kernel import KernelCode
+from tinygpu.codegen.kernel.loops import by_threads
 from tinygpu.codegen.kernel.scope import Scope, value_coordinates
 from tinygpu.codegen.rules.arithmetic import in_any_order
 from tinygpu.errors import ProgramError
@@ -70,7 +71,7 @@ def _points(do: Do) -> Iterator[Point]:
         for at in value_coordinates(read, do.values)[:: do.values[0] * at_once]:
             yield access, threads, at
         return
-    for access in do.accesses:
+    for access in by_threads(do):
         if access.buffer.level == "smem":
             for at in value_coordinates(access, do.values)[:: do.vector]:
                 yield access, do.threads, at

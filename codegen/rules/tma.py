@@ -1,9 +1,11 @@
-"""The rule of TMA, which moves a tile in boxes, one for each slab.
+"""The rule of TMA, which moves a tile in boxes: each slab, by as many lines as a box may have.
 
 Source: PTX ISA 9, "cp.async.bulk.tensor".
 """
 
 from __future__ import annotations
+
+from itertools import product
 
 from tinygpu.codegen.kernel.clusters import receivers, signal_at
 from tinygpu.codegen.kernel.kernel import KernelCode
@@ -12,6 +14,7 @@ from tinygpu.codegen.kernel.tensor_map import tensor_map_of
 from tinygpu.codegen.kernel.trimming import trimmed_map
 from tinygpu.codegen.rules.descriptors import offset, smem_stage
 from tinygpu.errors import ProgramError
+from tinygpu.term.digits import box_lines
 from tinygpu.term.program import Access, Affine, Do, Statement, each
 
 __all__ = ["bulk_tensor", "prepare"]
@@ -20,7 +23,7 @@ __all__ = ["bulk_tensor", "prepare"]
 def bulk_tensor(
     kernel: KernelCode, do: Do, scope: Scope, *, store: str = "cp.async", how: str = ""
 ) -> None:
-    """cp.async.bulk.tensor, either way: one instruction a slab.
+    """cp.async.bulk.tensor, either way: one instruction a box.
 
     A ``store`` by "cp.reduce.async" combines the tile with the array, ``how``: ".add", ".min", ...
     """
@@ -30,23 +33,24 @@ def bulk_tensor(
     gmem, smem = (read, do.write) if loads else (do.write, read)
     if loads != (do.signal is not None) or len(do.values) > 3:
         raise ProgramError(f"{do}: a load of up to three value modes signals a barrier, no store")
-    text, only = kernel.text, ""
+    text, lines = kernel.text, int(box_lines(do))
+    high = int(do.values[1]) // lines
     if do.trimmed:
-        name, some = trimmed_map(kernel, do, scope)
-        only = f"@{some} "
+        trimmed = (trimmed_map(kernel, do, scope, box) for box in range(high))
+        maps = [(str(name), f"@{some} ") for name, some in trimmed]
     else:
-        name = kernel.map_at(tensor_map_of(do))
+        maps = [(kernel.map_at(tensor_map_of(do)), "")] * high
     base = text.add(smem_stage(kernel, smem, scope), offset(kernel, smem, scope))
     slabs = int(do.values[2]) if len(do.values) > 2 else 1
     mask = receivers(kernel, do.multicast)
     signal = signal_at(kernel, *do.signal, scope) if do.signal else ""
-    for slab in range(slabs):
-        moved = [int(s) * slab for s in smem.value[2]] if slab else [0] * len(smem.buffer.shape)
+    for slab, box in product(range(slabs), range(high)):
+        name, only = maps[box]
+        moved = _moved(smem, slab, lines * box)
         strides = map(int, smem.buffer.stride)
         far = sum(m * s for m, s in zip(moved, strides, strict=True)) * smem.buffer.type.bytes
         at = text.add(text.add("%smem", base), far)
-        rank = len(gmem.origin)
-        beyond = [int(s) * slab for s in gmem.value[2]] if slab else [0] * rank
+        rank, beyond = len(gmem.origin), _moved(gmem, slab, lines * box)
         order = reversed(range(rank))
         place = (_coordinate(kernel, gmem.origin[d], beyond[d], scope) for d in order)
         where = f"{name}, {{{', '.join(place)}}}"
@@ -60,6 +64,12 @@ def bulk_tensor(
             f"{only}{copy}.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
             f"{kind} [{at}], [{where}], {signal}{to}"
         )
+
+
+def _moved(access: Access, slab: int, line: int) -> list[int]:
+    """Return how far from its tile's begin a box begins, along each dimension."""
+    slabs = access.value[2] if slab else (0,) * len(access.value[1])
+    return [int(d) * line + int(s) * slab for d, s in zip(access.value[1], slabs, strict=True)]
 
 
 def _coordinate(kernel: KernelCode, origin: Affine, beyond: int, scope: Scope) -> str:

@@ -101,12 +101,12 @@ def _differences(
     """Compare; ``first`` is a statement that a user's ``lower`` emits."""
     from tinygpu.codegen.emit import emit  # what other terms do not need
     from tinygpu.codegen.emulator import Module
-    from tinygpu.codegen.run.interpretation import COMPLETIONS, execute
+    from tinygpu.codegen.run.interpretation import COMPLETIONS, execute, unwritten_outputs
 
     operation, sizes, random = program.operation, dict(at), np.random.default_rng(0)
     own = {s.instruction for s, _ in walk(program) if isinstance(s, Do) and s.instruction.lower}
     names = ", ".join(sorted(i.name for i in own))
-    shapes, out = operation.shapes(sizes), operation.output
+    shapes = operation.shapes(sizes)
     inputs = {}
     for operand in operation.inputs:
         normal = random.standard_normal(shapes[operand.name])
@@ -115,9 +115,9 @@ def _differences(
         inputs[operand.name] = DTYPES[operand.dtype].round(mixed)
     exact = {name: values.astype(np.float64) for name, values in inputs.items()}
     scalars = dict.fromkeys(operation.scalars, _SCALAR)
-    meant = interpret.interpret(program, sizes, exact, scalars=scalars).outputs[out.name]
+    meant = interpret.interpret(program, sizes, exact, scalars=scalars).outputs
     with np.errstate(all="ignore"):
-        reference = operation.reference(exact, scalars) | {out.name: meant}
+        reference = {**operation.reference(exact, scalars), **meant}
     needed = (s.instruction.arch for s, _ in walk(program) if isinstance(s, Do))
     arch = max((ARCHITECTURES[0], *needed), key=_newest)
     try:
@@ -125,9 +125,8 @@ def _differences(
     except ProgramError as error:
         return (_finding(first, f"it has no code: {error}"),), ""
     for completion in COMPLETIONS:
-        output = np.empty(shapes[out.name], DTYPES[out.dtype].numpy)
-        output.reshape(-1).view(np.uint8)[:] = 0 if program.zeroed else 0xFF
-        arrays = inputs | {out.name: output}
+        outputs = unwritten_outputs(program, shapes)
+        arrays = inputs | outputs
         try:
             report = execute(program, sizes, arrays, Module.parse(text), scalars=scalars,
                              completion=completion)  # fmt: skip
@@ -136,12 +135,15 @@ def _differences(
         wrong = [f for f in report.findings if f.severity == "error"]
         if wrong:
             return (_finding(first, f"in its code, copies landing {completion}: {wrong[0]}"),), ""
-        ratio = ratio_of(program, exact, scalars, output=output, reference=reference)
-        ratio = np.where(np.isnan(meant.astype(np.float64)) | np.isnan(ratio), 0.0, ratio)
-        if ratio.max() > _BOTH:
+        ratios = ratio_of(program, exact, scalars, outputs=outputs, reference=reference)
+        for name, off in ratios.items():
+            strange = np.isnan(meant[name].astype(np.float64)) | np.isnan(off)
+            ratio = np.where(strange, 0.0, off)
+            if ratio.max() <= _BOTH:
+                continue
             place = np.unravel_index(int(ratio.argmax()), ratio.shape)
-            cell = f"{out.name}[{', '.join(str(int(p)) for p in place)}]"
-            got, want = (float(x[place]) for x in (output, meant))
+            cell = f"{name}[{', '.join(str(int(p)) for p in place)}]"
+            got, want = (float(x[name][place]) for x in (outputs, meant))
             text = (
                 f"{cell} is {got:.6g} by its code and {want:.6g} by its meaning, copies landing "
                 f"{completion}; mend lower, meaning or completion of {names}"

@@ -74,6 +74,7 @@ def contract_of(program: Program, sizes: Mapping[str, int] | None = None) -> Con
         in_place=not operation.reductions,
         addressing=program.addressing,
         tile_values=_tile_values(program),
+        outputs=len(operation.outputs),
     )
 
 

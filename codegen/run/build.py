@@ -21,7 +21,7 @@ from __future__ import annotations
 import base64
 import pickle
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -106,7 +106,7 @@ class Builders(ExitStack):
 
     def each(
         self, wanted: Sequence[Wanted], until: Deadline = NEVER
-    ) -> Iterator[Built | TinyGpuError]:
+    ) -> Generator[Built | TinyGpuError]:
         """Yield what ``build_many`` returns, in order, each as soon as it is there.
 
         It ends at the deadline, with fewer; what is being built then is given up.
@@ -119,34 +119,67 @@ class Builders(ExitStack):
                 except TinyGpuError as error:
                     yield error
             return
-        free, lock = self._workers[:jobs], Lock()
+        asking = self._asking("build", jobs)
 
         def ask(one: Wanted) -> Built | TinyGpuError:
-            job = {"job": base64.b64encode(pickle.dumps(one)).decode()}
-            with lock:
-                worker = free.pop()
-            answer = worker.ask({"do": "build", **job}, _LIMIT_SECONDS)
-            with lock:
-                free.append(worker)
-            said = answer.get("failed") or answer.get("error")
-            if said:
-                return AssemblyError(str(said))
+            answer = asking(one)
+            if isinstance(answer, TinyGpuError):
+                return answer
             return Built(one[1], answer["ptx"], assemble(answer["ptx"], one[1]), answer["waits"])
 
         if not wanted:
             return
         self._ready()
-        pool, busy = ThreadPoolExecutor(jobs), list(free)
+        pool, busy, there = ThreadPoolExecutor(jobs), self._workers[:jobs], 0
         seconds = None if until.open else until.left()
         try:
-            yield from pool.map(ask, wanted, timeout=seconds)
+            for found in pool.map(ask, wanted, timeout=seconds):
+                there += 1
+                yield found
         except TimeoutError:
+            pass
+        finally:  # who leaves before the last leaves nothing that is being built
             pool.shutdown(wait=False, cancel_futures=True)
-            for worker in busy:
+            for worker in busy if there < len(wanted) else ():
                 worker.kill()
             pool.shutdown(wait=True)
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+
+    def codes(
+        self, wanted: Sequence[Wanted], until: Deadline = NEVER
+    ) -> Iterator[tuple[int, int] | TinyGpuError]:
+        """Yield the registers and spilled bytes that ptxas says of each term, in order.
+
+        Cubins go into the cache.  After the deadline none is begun: it ends with fewer.
+        """
+        jobs = min(len(self._workers), len(wanted))
+        if not jobs:
+            return
+        self._ready()
+        asking = self._asking("assemble", jobs)
+        with ThreadPoolExecutor(jobs) as pool:
+            for answer in pool.map(lambda one: None if until.passed() else asking(one), wanted):
+                if answer is None:
+                    return
+                if isinstance(answer, TinyGpuError):
+                    yield answer
+                else:
+                    yield int(answer["registers"]), int(answer["spilled_bytes"])
+
+    def _asking(self, what: str, jobs: int) -> Callable[[Wanted], Mapping[str, Any] | TinyGpuError]:
+        """Return what asks one of the first workers that is free."""
+        free, lock = self._workers[:jobs], Lock()
+
+        def ask(one: Wanted) -> Mapping[str, Any] | TinyGpuError:
+            job = {"job": base64.b64encode(pickle.dumps(one)).decode()}
+            with lock:
+                worker = free.pop()
+            answer = worker.ask({"do": what, **job}, _LIMIT_SECONDS)
+            with lock:
+                free.append(worker)
+            said = answer.get("failed") or answer.get("error")
+            return AssemblyError(str(said)) if said else answer
+
+        return ask
 
 
 def _built(program: Program, arch: str, sizes: Mapping[str, int] | None) -> Built:
@@ -156,12 +189,16 @@ def _built(program: Program, arch: str, sizes: Mapping[str, int] | None) -> Buil
 
 
 def _answer(request: dict[str, Any]) -> dict[str, Any]:
-    """Build a term in a worker; the cubin goes into the cache."""
+    """Build or assemble a term in a worker; the cubin goes into the cache."""
     if request["do"] == "hello":
         return {}
-    job = pickle.loads(base64.b64decode(request["job"]))
+    program, arch, sizes = pickle.loads(base64.b64decode(request["job"]))
     try:
-        built = _built(*job)
+        if request["do"] == "assemble":
+            cubin = assemble(emit(program, arch, sizes), arch)
+            spilled = cubin.spill_stores_bytes + cubin.spill_loads_bytes
+            return {"registers": cubin.registers, "spilled_bytes": spilled}
+        built = _built(program, arch, sizes)
     except TinyGpuError as error:
         return {"error": str(error)}
     return {"ptx": built.ptx, "waits": built.waits}

@@ -10,7 +10,9 @@
 
 each the best of several runs, as other work on the chip can only slow a run down; a clock is their
 median.  The source says how far the runs lie apart.  Counts and sizes come from the driver (kind
-``spec``).  What a chip has no unit for, and the rate of tcgen05, stay those of a known device.
+``spec``).  What a data sheet says of the same architecture (``_SHEET``) stays, kind ``spec``, if
+the micro-kernel is within 10 % of it; the source then has both.  What a chip has no unit for, and
+the rate of tcgen05, stay those of a known device.
 
 >>> readings = np.array([[1000, 0, 3000, 1000]], np.uint64)  # 2000 cycles in 1000 ns
 >>> per_cycle(readings, work=256_000), cycles_per_step(readings, steps=500), clock_hz(readings)
@@ -46,7 +48,16 @@ from tinygpu.codegen.run.tensor_kernel import (
     bulk_kernel,
 )
 from tinygpu.codegen.runtime.driver import active_clusters
-from tinygpu.devices.device import DEVICES, Device, Number, arch_number, load_device
+from tinygpu.devices.device import (
+    ARCHITECTURES,
+    DEVICES,
+    Device,
+    Number,
+    arch_number,
+    load_device,
+    names_gpu,
+)
+from tinygpu.errors import DeviceError, nearest
 
 __all__ = [
     "CupyGpu", "Gpu", "calibrate", "clock_hz", "cycles_per_step", "measure_device", "per_cycle",
@@ -60,12 +71,20 @@ _Pick = Callable[[Sequence[float]], float]
 _RUNS = 5
 _SUSTAINED_SECONDS, _LAUNCH_SECONDS = 2.0, 0.1
 _STREAM_BYTES = 1 << 31
+_OLDEST = 80  # spec: PTX ISA, mma.sync of bf16 and cp.async
 _L2_CHAIN_LINKS, _DRAM_CHAIN_LINKS, _DRAM_STRIDE_BYTES = 8192, 2048, 1 << 16
 
 _RATES = (
     "fma_f32", "fma_f64", "int", "cvt_f64", "cvt_16", "sfu", "shuffle", "lsu_requests",
     "smem_bytes", "l1_bytes",
 )  # fmt: skip
+_SHEET = (
+    "fma_f32_per_cycle_per_sm", "fma_f64_per_cycle_per_sm", "smem_bytes_per_cycle_per_sm",
+    "tensor_flop_per_cycle_per_sm", "clock_hz",
+)  # fmt: skip
+"""What data sheets have; all but the clock is of an SM, and of every chip of the architecture."""
+_NEAR = math.log(1.1)
+_UNSTEADY = 0.03
 _LATENCIES = ("fma", "fma_f64", "smem", "barrier")
 _ATTRIBUTES: Mapping[str, str] = {
     "sms": "MultiProcessorCount",
@@ -90,9 +109,13 @@ _ALIKE = (
 
 
 class Gpu(Protocol):
-    """What calibration needs of a GPU: the one at hand, or one made up by a test."""
+    """What calibration needs of a GPU: the one at hand, or one made up by a test.
+
+    The driver calls it ``card``, its device is to be called ``name``.
+    """
 
     name: str
+    card: str
     arch: str
     driver: str
     dram_bytes: int
@@ -138,7 +161,7 @@ def calibrate(
 
     ``date`` goes into the sources; the device is called ``name``, or as the driver calls it.
 
-    Raises LaunchError without a GPU, AssemblyError without ptxas.
+    Raises LaunchError without a GPU, AssemblyError without ptxas, DeviceError for one too old.
     """
     return measure_device(CupyGpu(name), date=date, progress=progress)
 
@@ -146,7 +169,12 @@ def calibrate(
 def measure_device(
     chip: Gpu, *, date: str, progress: Callable[[str], None] = lambda _: None
 ) -> Device:
-    """Return the numbers of a GPU."""
+    """Return the numbers of a GPU.  Raises DeviceError for one that PTX is not made for."""
+    if chip.arch not in ARCHITECTURES or arch_number(chip.arch) < _OLDEST:
+        raise DeviceError(
+            f"calibrate: {chip.card} is {chip.arch}, and micro-kernels need sm_{_OLDEST} or newer, "
+            f"of what ptxas knows; {nearest(chip.arch, ARCHITECTURES)}"
+        )
     source = f"tinygpu calibrate, {date}, driver {chip.driver}, {chip.name}"
     bench = _Bench(chip, source, progress)
     _threads(bench)
@@ -174,9 +202,25 @@ class _Bench:
         value = float(pick(values))
         spread = f"{len(values)} runs within {(max(values) - min(values)) / value:.1%}"
         said = f"{what}; {spread}" if what else spread
-        self.found[field] = Number(value, "measured", f"{self.source}; {said}")
+        found = Number(value, "measured", f"{self.source}; {said}")
+        self.found[field] = self.rated(field, found) or found
         self.progress(f"{field} = {value:.6g}; {said}")
         return value
+
+    def rated(self, field: str, found: Number) -> Number | None:
+        """Return what a data sheet says of a number, if it is near what was found."""
+        near = [
+            (abs(math.log(sheet.value / found.value)), sheet)
+            for name in DEVICES * (field in _SHEET)
+            if (device := load_device(name)).arch == self.chip.arch
+            and (field != "clock_hz" or names_gpu(name, self.chip.card))
+            and (sheet := device.provenance[field]).kind == "spec"
+        ]
+        apart, sheet = min(near, key=lambda one: one[0], default=(math.inf, found))
+        if apart > _NEAR:
+            return None
+        said = f"{sheet.source.partition('; measured')[0]}; measured {found.value:.6g}"
+        return Number(sheet.value, "spec", f"{said} ({found.source})")
 
     def runs(self, kernel: Microkernel) -> list[Readings]:
         ctas = self.sms if kernel.ctas == "one per SM" else kernel.cluster
@@ -189,11 +233,11 @@ class _Bench:
         return [cycles_per_step(r, steps=steps or kernel.work) for r in self.runs(kernel)]
 
     def sustained(self, kernel: Microkernel, seconds: float) -> tuple[list[float], float]:
-        """Return the clocks of the last of launches without a pause, and their work a second."""
+        """Return the clocks of the last half of launches without a pause; their work a second."""
         cycles = cycles_per_step(self.chip.run(kernel.lasting(1), ctas=self.sms), steps=1)
         long = kernel.lasting(math.ceil(_LAUNCH_SECONDS * self.found["clock_hz"].value / cycles))
         launches = max(_RUNS, round(seconds / _LAUNCH_SECONDS))
-        last = [self.chip.run(long, ctas=self.sms) for _ in range(launches)][-_RUNS:]
+        last = [self.chip.run(long, ctas=self.sms) for _ in range(launches)][launches // 2 :]
         rate = float(np.median([work_per_second(r, work=long.work) for r in last]))
         return [clock_hz(r) for r in last], rate
 
@@ -212,7 +256,21 @@ def _threads(bench: _Bench) -> None:
     """Note the clock, the rates and latencies of what threads do."""
     clocks = [clock_hz(r) for r in bench.runs(MICROKERNELS["clock"])]
     what = "under fp32 work on every SM, in a burst of milliseconds"
-    bench.note("clock_hz", clocks, what, pick=np.median)
+    clock = bench.note("clock_hz", clocks, what, pick=np.median)
+    if "MIG" in bench.chip.card:
+        bench.progress(f"note: {bench.chip.card} is a slice; these are the numbers of the slice")
+    if max(clocks) - min(clocks) > _UNSTEADY * clock:
+        bench.progress(
+            f"note: the clock moves, {min(clocks) / 1e6:.0f} to {max(clocks) / 1e6:.0f} MHz: is "
+            "the card busy, or hot? run it again alone"
+        )
+    rated = next((d.clock_hz for d in map(load_device, DEVICES)
+                  if names_gpu(d.name, bench.chip.card)), clock)  # fmt: skip
+    if clock < rated / math.exp(_NEAR):
+        bench.progress(
+            f"note: the clock is {clock / 1e6:.0f} MHz, and {rated / 1e6:.0f} MHz by the data "
+            "sheet: it is locked, capped or throttled, and so are these numbers"
+        )
     for name in _RATES:
         bench.note(f"{name}_per_cycle_per_sm", bench.rates(MICROKERNELS[name]))
     for name in _LATENCIES:
@@ -314,7 +372,7 @@ def _told(chip: Gpu, source: str) -> dict[str, Number]:
         numbers[field] = Number(chip.attributes[attribute], "spec", f"{driver} {attribute}")
     warps = chip.attributes["MaxThreadsPerMultiProcessor"] // chip.attributes["WarpSize"]
     numbers["warps_per_sm"] = Number(warps, "spec", f"{driver} MaxThreadsPerMultiProcessor / 32")
-    for size in (4, 8):
+    for size in (4, 8, 16):
         at_once = Number(chip.clusters(size), "spec", f"{source}: the driver's occupancy")
         numbers[f"clusters_of_{size}"] = at_once
     numbers["dram_bytes"] = Number(chip.dram_bytes, "spec", f"{source}: the driver")
@@ -332,7 +390,8 @@ class CupyGpu:
         cupy = gpu()
         device = cupy.cuda.Device()
         properties = cupy.cuda.runtime.getDeviceProperties(device.id)
-        self.name = name or properties["name"].decode()
+        self.card = properties["name"].decode()
+        self.name = name or self.card
         self.arch = device_arch()
         self.driver = device_and_driver()[1]
         self.dram_bytes = int(properties["totalGlobalMem"])
@@ -374,7 +433,9 @@ class CupyGpu:
         if arch_number(self.arch) < 90:
             return self.attributes["MultiProcessorCount"] // ctas
         smem = self.attributes["MaxSharedMemoryPerMultiprocessor"] // 2  # two do not fit
-        function = load(assemble(_EMPTY.ptx(self.arch), self.arch).bytes, "probe", smem_bytes=smem)
+        function = load(
+            assemble(_EMPTY.ptx(self.arch), self.arch).bytes, "probe", smem_bytes=smem, cluster=ctas
+        )
         return active_clusters(function.ptr, ctas, _EMPTY.threads, smem)
 
     def _function(self, kernel: Microkernel) -> Any:

@@ -26,7 +26,7 @@ import tinygpu as package
 from tinygpu.codegen.run.assemble import cache_folder, every_ptxas, find_nvdisasm
 from tinygpu.codegen.run.provenance import device_and_driver
 from tinygpu.codegen.run.ptxas_faults import faults_of, way_out
-from tinygpu.devices.device import DEVICES, load_device, names_gpu
+from tinygpu.devices.device import device_of, load_device
 from tinygpu.errors import TinyGpuError
 
 __all__ = ["Row", "diagnose", "how_to_install"]
@@ -147,11 +147,11 @@ def _gpu(name: str, driver: str) -> tuple[Row, ...]:
         rows.insert(0, Row("driver", driver, lost, how, needed=False))
     else:
         rows.insert(0, Row("driver", driver, needed=False))
-    known = [d for d in DEVICES if names_gpu(d, name)]
+    known = device_of(name)
     if not known:
-        how = "tinygpu calibrate"
+        how = "tinygpu calibrate -o FILE.json, and --device FILE.json"
         return (*rows, Row("device file", "", f"none for {name}", how, needed=False))
-    device = load_device(known[0])
+    device = load_device(known)
     measured = sum(n.source.startswith("tinygpu calibrate") for _, n in device.numbers)
     return (*rows, Row("device file", f"{device.name} ({device.arch}), {measured} numbers measured "
                                       "by tinygpu calibrate", needed=False))  # fmt: skip

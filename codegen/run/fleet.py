@@ -25,7 +25,7 @@ from threading import Lock
 from typing import Any
 
 from tinygpu.codegen.run.launch import gpu
-from tinygpu.codegen.run.measure import Campaign, Crew, Options
+from tinygpu.codegen.run.measure import Base, Campaign, Crew, Options
 from tinygpu.cores import cores
 from tinygpu.deadline import NEVER, Deadline
 from tinygpu.errors import LaunchError
@@ -94,21 +94,23 @@ def fleet(address: str = "", gpus: Sequence[str] = ()) -> Iterator[Any]:
 
 def _share(
     problem: Problem, programs: Programs, peers: Sequence[str], options: Options, jobs: int,
-    known: Schedule | None,
+    known: Schedule | None, against: Base | None,
 ) -> list[Measurement]:  # fmt: skip
     """Measure in a dask worker.  Raises LaunchError if the ``known`` schedule fails there."""
     with _ONE, Campaign(problem, options=options, crew=_crew(options, jobs)) as campaign:
-        found = campaign.measure(programs, peers)
+        found = campaign.measure(programs, peers, against=against)
     for schedule, one in zip(programs, found, strict=False):
         if schedule == known and not one.ok:
             raise LaunchError(f"fleet: the reference fails on {one.device}: {one.reason}")
     return found
 
 
-def _peers(problem: Problem, module: str, options: Options) -> tuple[tuple[str, ...], Measurement]:
-    """Return a module's peers, if one is named, and what all measurements here have in common."""
+def _peers(
+    problem: Problem, module: str, options: Options
+) -> tuple[tuple[str, ...], Measurement, str]:
+    """Return a module's peers, if one is named, what measurements here share, and the GPU."""
     with _ONE, Campaign(problem, options=options, crew=_crew(options, 1)) as campaign:
-        return campaign.peers(module) if module else (), campaign.nothing
+        return campaign.peers(module) if module else (), campaign.nothing, campaign.arch
 
 
 def _crew(options: Options, jobs: int) -> Crew:
@@ -128,7 +130,7 @@ class FleetCampaign(Campaign):
         """Know what ``store`` knows; it keeps what is found."""
         super().__init__(problem, store=store, options=options)
         self.client = client
-        self._known: tuple[Schedule, Program, float] | None = None
+        self._known: Base | None = None
 
     def __enter__(self) -> FleetCampaign:
         """Wait for a worker.  Raises LaunchError if there is none, or if they have other GPUs."""
@@ -141,17 +143,18 @@ class FleetCampaign(Campaign):
             self.client.submit(_peers, self.problem, "", self.options, workers=[one], pure=False)
             for one in self.client.scheduler_info(n_workers=-1)["workers"]
         ]
-        every = [nothing for _, nothing in self.client.gather(futures)]
+        answers = self.client.gather(futures)
+        every = [nothing for _, nothing, _ in answers]
         kinds = {(one.device, one.driver) for one in every}
         if len(kinds) > 1:
             told = ", ".join(" driver ".join(kind) for kind in sorted(kinds))
             raise LaunchError(f"fleet: workers differ: {told}; give a scheduler of equal ones")
-        self.nothing = every[0]
+        self.nothing, self.arch = every[0], answers[0][2]
         return self
 
     def peers(self, module: str) -> tuple[str, ...]:
         """Return the names of a module's peers for the problem."""
-        names, _ = self.client.submit(
+        names, *_ = self.client.submit(
             _peers, self.problem, module, self.options, pure=False
         ).result()
         return tuple(names)
@@ -159,10 +162,11 @@ class FleetCampaign(Campaign):
     def measure(
         self, programs: Programs, peers: Sequence[str] = (), *, options: Options | None = None,
         progress: Callable[[int, int], None] | None = None, anew: bool = False,
-        until: Deadline = NEVER,
+        until: Deadline = NEVER, against: Base | None = None,
     ) -> list[Measurement]:  # fmt: skip
         """Return a measurement of each program and then of each peer, as a campaign does.
 
+        What is ``against`` is the reference of the shares.
         Shares that workers have begun are waited for, whatever the deadline.
         """
         options = options or self.options
@@ -173,36 +177,36 @@ class FleetCampaign(Campaign):
         for name in () if anew else every:
             self._recall(name)
         if anew or (peers and len(self._found) < len(every)):  # side by side
-            for one in self._asked(programs, peers, options).result():
+            for one in self._asked(programs, peers, options, against=against).result():
                 self._find(one.schedule, one, fresh=True)
             return [self._found[name] for name in every]
         fresh = {s: p for s, p in programs.items() if names[s] not in self._found}
+        self._known = against or self._known
         while fresh and self._known is None:
             schedule = next(iter(fresh))
             program = fresh.pop(schedule)
             (one,) = self._asked({schedule: program}, (), options).result()
             self._find(one.schedule, one, fresh=True)
             if one.seconds:
-                self._known = schedule, program, one.seconds
+                self._known = Base(schedule, program, one.seconds)
         if fresh and self._known is not None:
-            self._spread(fresh, options, *self._known)
+            self._spread(fresh, options, self._known)
         return [self._found[name] for name in every]
 
-    def _spread(
-        self, fresh: Programs, options: Options, known: Schedule, program: Program, base: float
-    ) -> None:
-        """Measure shares on all workers, each beside the reference, which took ``base`` seconds.
+    def _spread(self, fresh: Programs, options: Options, base: Base) -> None:
+        """Measure shares on all workers, each beside the reference.
 
         Where the reference is asked for too, it is what it was in the first share.
         """
-        distributed = _library("distributed")
+        distributed, known = _library("distributed"), base.schedule
         workers = max(1, len(self.client.scheduler_info(n_workers=-1)["workers"]))
         every = [schedule for schedule in fresh if schedule != known]
         size = max(1, min(options.batch, -(-len(every) // workers)))
         shares = {}
         for i in range(0, max(1, len(every)), size):
             part = {s: fresh[s] for s in every[i : i + size]}
-            shares[self._asked({known: program, **part}, (), options, known)] = list(part)
+            asked = {known: base.program, **part}
+            shares[self._asked(asked, (), options, known, base)] = list(part)
         for future in distributed.as_completed(list(shares)):
             try:
                 reference, *found = future.result()
@@ -211,7 +215,7 @@ class FleetCampaign(Campaign):
                     reason = f"its process died with {error.allowed_failures + 1} workers in turn"
                     self._fail(describe(self.problem, schedule)[2], reason)
                 continue
-            factor = base / reference.seconds
+            factor = base.seconds / reference.seconds
             if known in fresh and reference.schedule not in self._found:
                 found.append(reference)
             for one in found:
@@ -223,9 +227,9 @@ class FleetCampaign(Campaign):
 
     def _asked(
         self, programs: Programs, peers: Sequence[str], options: Options,
-        known: Schedule | None = None,
+        known: Schedule | None = None, against: Base | None = None,
     ) -> Any:  # fmt: skip
         """Return the future of a share."""
         jobs = max(1, cores() // max(1, len(self.client.scheduler_info(n_workers=-1)["workers"])))
-        share = self.problem, dict(programs), tuple(peers), options, jobs, known
+        share = self.problem, dict(programs), tuple(peers), options, jobs, known, against
         return self.client.submit(_share, *share, pure=False, retries=2)

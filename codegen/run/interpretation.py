@@ -21,8 +21,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tinygpu.codegen.emit import emit, integer_values
 from tinygpu.codegen.emulator import Finding, Memory, Module, Report, TensorMap, launch
@@ -34,7 +36,7 @@ from tinygpu.isa.memory import DTYPES
 from tinygpu.meaning.tolerance import ratio_of
 from tinygpu.term.program import Program
 
-__all__ = ["COMPLETIONS", "Interpretation", "execute", "interpret"]
+__all__ = ["COMPLETIONS", "Interpretation", "execute", "interpret", "unwritten_outputs"]
 
 COMPLETIONS = ("late", "early", "random")
 _SCALAR = 0.5
@@ -69,7 +71,7 @@ def interpret(
 ) -> Interpretation:
     """Emit a term for ``arch``, run the PTX (or another ``text``) on random inputs, and check it.
 
-    Inputs are normal, scalars 0.5 unless they are given, the output is NaN before (0 if the term
+    Inputs are normal, scalars 0.5 unless they are given, outputs are NaN before (0 if the term
     adds to it).  Raises ProgramError for a term without code and for PTX that is not run.
     """
     operation, rng = program.operation, np.random.default_rng(seed)
@@ -80,25 +82,34 @@ def interpret(
     }
     scalars = {**dict.fromkeys(operation.scalars, _SCALAR), **scalars}
     exact = {name: values.astype(np.float64) for name, values in inputs.items()}
-    name = operation.output.name
     with np.errstate(over="ignore", under="ignore"):  # far tails of activations
         wanted = operation.reference(exact, scalars)
-    dtype = operation.output.dtype
     errors, findings, issued = [0.0], dict[Finding, None](), 0
     for completion in completions:
-        output = np.empty(shapes[name], DTYPES[dtype].numpy)
-        output.reshape(-1).view(np.uint8)[:] = 0 if program.zeroed else 0xFF
+        outputs = unwritten_outputs(program, shapes)
         report = execute(
-            program, sizes, inputs | {name: output}, module, scalars=scalars, seed=seed,
+            program, sizes, inputs | outputs, module, scalars=scalars, seed=seed,
             completion=completion,
         )  # fmt: skip
-        ratio = ratio_of(program, exact, scalars, output=output, reference=wanted)
-        errors.append(float(ratio.max()))
+        ratios = ratio_of(program, exact, scalars, outputs=outputs, reference=wanted)
+        errors += [float(ratio.max()) for ratio in ratios.values()]
         findings |= dict.fromkeys(report.findings)
         issued = sum(report.instruction_counts.values())
     return Interpretation(
         dict(sizes), seed, tuple(completions), max(errors), issued, tuple(findings)
     )
+
+
+def unwritten_outputs(
+    program: Program, shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, NDArray[Any]]:
+    """Return outputs that are NaN, or 0 if the term adds to them."""
+    found = {}
+    for o in program.operation.outputs:
+        array = np.empty(shapes[o.name], DTYPES[o.dtype].numpy)
+        array.reshape(-1).view(np.uint8)[:] = 0 if program.zeroed else 0xFF
+        found[o.name] = array
+    return found
 
 
 def execute(

@@ -24,6 +24,7 @@ import base64
 import json
 import math
 import pickle
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -51,6 +52,7 @@ __all__ = [
     "COARSE",
     "LATE",
     "SUSTAINED",
+    "Base",
     "Campaign",
     "Crew",
     "Options",
@@ -92,8 +94,18 @@ COARSE = Options(
 SUSTAINED = replace(COARSE, rounds=25, warm_seconds=1.0)
 """Round robin without a pause: what decides between the fastest."""
 LATE = "not measured: the time was over"
-_TIMING_SECONDS, _LEAST_SECONDS = 2.0, 3.0
-"""What is kept of a deadline to time a batch; what a request may take that was begun in time."""
+_TIMING_SECONDS, _TIMING_SHARE, _LEAST_SECONDS = 2.0, 0.5, 3.0
+"""What is kept of a deadline to time the first batch, as of others what the last one took, and of
+what is left at most; what a request may take that was begun in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """A schedule against which others are timed: what it was found to take, in seconds."""
+
+    schedule: Schedule
+    program: Program
+    seconds: float
 
 
 def measure(
@@ -168,11 +180,14 @@ class Campaign(ExitStack):
         self.worker = self.crew.worker
         self.errors: dict[str, float] = {}
         self.kernels: dict[str, str] = {}
+        self._registers: dict[str, int] = {}
         self._common = {"problem": _pack(problem), "scalars": dict(options.scalars)}
         self._found: dict[str, Measurement] = {}
         self._progress: Callable[[int, int], None] | None = None
         self._total = 0
         self._until = NEVER
+        self._base_seconds = 0.0
+        self.timing_seconds = _TIMING_SECONDS
 
     def __enter__(self) -> Campaign:
         """Start the worker.  Raises LaunchError if it cannot use a GPU."""
@@ -208,8 +223,13 @@ class Campaign(ExitStack):
         progress: Callable[[int, int], None] | None = None,
         anew: bool = False,
         until: Deadline = NEVER,
+        against: Base | None = None,
     ) -> list[Measurement]:
         """Return a measurement of each schedule's program and then of each peer, in order.
+
+        The rounds are paired with those of ``against``, if it is given: it runs in each batch, and
+        seconds are the ratio to it in that batch times its own; where it is one of the programs,
+        times what it takes now.
 
         ``options`` time differently from the campaign's.  With ``anew`` the store is not asked and
         keeps nothing: the times are for a comparison of these.  ``progress(done, all)`` is called
@@ -236,10 +256,28 @@ class Campaign(ExitStack):
             if name not in self._found and self._validated(name, {"peer": peer})
         }
         batches = [right[i : i + options.batch] for i in range(0, len(right), options.batch)]
-        for batch in batches or ([[]] if beside else []):
-            self._time({name: self.kernels[name] for name in batch}, beside, options)
+        batches = batches or ([[]] if beside else [])
+        base, self._base_seconds = "", 0.0
+        if against and batches:
+            base = describe(self.problem, against.schedule)[2]
+            self._base_seconds = 0.0 if base in schedules else against.seconds
+            if base not in self.kernels:  # another campaign measured it
+                base = "".join(self._validated_schedules({base: against.program}))
+        for batch in batches:
+            self._time({name: self.kernels[name] for name in batch}, beside, options, base)
         late = (self._measurement(name, reason=LATE) for name in (*schedules, *named))
         return [self._found.get(one.schedule, one) for one in late]
+
+    def registers(
+        self, programs: Mapping[Schedule, Program], until: Deadline
+    ) -> dict[Schedule, int]:
+        """Return what ptxas gave a thread of each, as far as it is known by the deadline."""
+        names = {describe(self.problem, s)[2]: s for s in programs}
+        left = {n: programs[s] for n, s in names.items() if n not in self._registers}
+        for name, built in zip(left, self._built(left, until), strict=False):
+            if isinstance(built, Built):
+                self._registers[name] = built.cubin.registers
+        return {s: self._registers[n] for n, s in names.items() if n in self._registers}
 
     def _recall(self, name: str) -> None:
         """Take what the store has."""
@@ -259,7 +297,8 @@ class Campaign(ExitStack):
                 self._fail(name, str(error))
         right = [name for name in wanted if name in self.kernels]
         fresh = [name for name in wanted if name not in self.kernels]
-        early = self._until.before(_TIMING_SECONDS)  # what is right is to be timed, too
+        # what is right is to be timed, too, but where little is left some is built all the same
+        early = self._until.before(min(self.timing_seconds, _TIMING_SHARE * self._until.left()))
         every = self._built({n: wanted[n] for n in fresh}, early)
         for name, built in zip(fresh, every, strict=False):
             if early.passed():
@@ -272,6 +311,7 @@ class Campaign(ExitStack):
             program = wanted[name]
             contract = contract_of(program, self.problem.sizes)
             packed = _pack((contract, built.cubin.bytes, (roundoff(program), narrowing(program))))
+            self._registers[name] = built.cubin.registers
             if self._validated(name, {"kernel": packed}):
                 self.kernels[name] = packed
                 right.append(name)
@@ -322,11 +362,17 @@ class Campaign(ExitStack):
     def _allowed(self, candidate: Mapping[str, str]) -> float:
         return self.options.peer_error if "peer" in candidate else 1.0
 
-    def _time(self, kernels: Mapping[str, str], peers: Mapping[str, str], options: Options) -> None:
-        """Time candidates beside the peers; halve a batch that fails, to find the one that does."""
+    def _time(
+        self, kernels: Mapping[str, str], peers: Mapping[str, str], options: Options, base: str
+    ) -> None:
+        """Time candidates beside the peers and ``base``, if there is one.
+
+        A batch that fails is halved, to find the one that does; the last is timed alone.
+        """
         request = {
             "do": "time",
-            "kernels": dict(kernels),
+            "kernels": {**kernels, **({base: self.kernels[base]} if base else {})},
+            "against": base,
             "peers": dict(peers),
             "rounds": options.rounds,
             "warm_seconds": options.warm_seconds,
@@ -334,26 +380,36 @@ class Campaign(ExitStack):
             "seed": options.seed,
             **self._common,
         }
-        count = len(kernels) + len(peers)
+        count, began = len(kernels) + len(peers), time.monotonic()
         answer = self._asked_worker(request, options.limit_seconds * (1 + count))
+        self.timing_seconds = time.monotonic() - began
         if answer is None:
             return
         if "failed" not in answer:
-            for name, timing in answer["timings"].items():
+            timings, scale = answer["timings"], 1.0
+            if base in timings and base not in kernels:
+                now = timings.pop(base)["seconds"]
+                scale = self._base_seconds / now or 1.0
+            for name, timing in timings.items():
+                timing["seconds"] *= scale
                 self._timed(name, timing, 1.0 if name in kernels else options.peer_error)
             for name, reason in answer.get("failures", {}).items():
-                self._fail(name, str(reason))
+                if name in kernels or name in peers:
+                    self._fail(name, str(reason))
+        elif base and base not in kernels and count <= 1:  # it may be the base's fault
+            self._time(kernels, peers, options, "")
         elif count <= 1:
             for name in (*kernels, *peers):
                 self._fail(name, str(answer["failed"]))
         elif peers and kernels:  # it may be a peer's fault: each by itself, and then without them
             for name, peer in peers.items():
-                self._time({}, {name: peer}, options)
-            self._time(kernels, {}, options)
+                self._time({}, {name: peer}, options, base)
+            self._time(kernels, {}, options, base)
         else:
             names = [*kernels, *peers]
             for half in names[: count // 2], names[count // 2 :]:
-                self._time(_of(half, kernels), _of(half, peers), options)
+                mine = _of(half, kernels)
+                self._time(mine, _of(half, peers), options, base)
 
     def _timed(self, name: str, timing: dict[str, Any], allowed: float) -> None:
         """Record a time, unless the runs that were timed were wrong."""

@@ -100,6 +100,7 @@ def _time_on_gpu(
         burst_seconds=request["burst_seconds"],
         warm_seconds=request["warm_seconds"],
         least_launches=len(data),
+        against=request["against"],
         around=around,
         failures=failures,
     )
@@ -131,7 +132,7 @@ class _Run:
         enqueue: Callable[[], Any],
         data: Trial,
         output: Output,
-        roundoffs: tuple[float, float],
+        roundoffs: tuple[float, Mapping[str, float]],
     ) -> None:
         self._enqueue, self._data, self._output = enqueue, data, output
         self._roundoffs = roundoffs
@@ -159,7 +160,7 @@ class _Run:
         """Return the worst error ratio of what it wrote last."""
         if self._own is not None:
             raw = self._own.view(_torch_bits(self._own))
-            self._output.array.view(f"i{raw.itemsize}")[...] = gpu().from_dlpack(raw)
+            self._output.arrays[0].view(f"i{raw.itemsize}")[...] = gpu().from_dlpack(raw)
         return self._data.worst(self._output, *self._roundoffs)
 
 
@@ -183,7 +184,7 @@ def _rotating(runs: Sequence[_Run]) -> Callable[[int], None]:
 
 
 @functools.lru_cache(256)
-def _kernel(packed: str) -> tuple[Function, tuple[float, float]]:
+def _kernel(packed: str) -> tuple[Function, tuple[float, Mapping[str, float]]]:
     """Return a candidate's kernel, made once in a process, and its roundoffs."""
     contract, code, roundoffs = _unpack(packed)
     return Function(contract, code), roundoffs

@@ -124,7 +124,7 @@ def _nvml() -> tuple[Any, ctypes.c_void_p] | None:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0]
     if library.nvmlInit_v2():
         return None
-    if visible.startswith("GPU-"):
+    if visible.startswith(("GPU-", "MIG-")):
         failed = library.nvmlDeviceGetHandleByUUID(visible.encode(), ctypes.byref(device))
     else:
         index = int(visible) if visible.isdecimal() else 0

@@ -1,11 +1,16 @@
 """Timing: several candidates, side by side, under one clock.
 
 Each candidate's launches are captured in a CUDA graph, long enough that what surrounds it does not
-count.  Rounds go through all candidates, so that a clock that drifts drifts for all of them, each
-in an order of its own: a kernel that draws much power leaves the next one a lower clock
-(``docs/measuring.md``).  The first round is thrown away.  A candidate's time is the median over the
-rounds, its spread the interquartile range over that median.  The clock is read while a candidate's
-graph runs.
+count.  Rounds go through all candidates, so that a clock that drifts drifts for all of them.  Every
+second round has an order drawn anew, and the one after it the reverse: a kernel that draws much
+power leaves the next one a lower clock (``docs/measuring.md``), and so each of a pair comes after
+the other as often as before it.  The first round is thrown away.  A candidate's time is the median
+over the rounds, its spread the interquartile range over that median.  The clock is read while a
+candidate's graph runs.
+
+Rounds are *paired* where one candidate is named ``against``: with q the candidate's seconds over
+that one's in the same round, its time is the median of q times that one's time, and its spread is
+of q.  What changes from round to round for both is in neither.
 
     time_interleaved({"mine": lambda i: mine[i % 3](), "theirs": lambda i: theirs[i % 3]()})
 
@@ -18,7 +23,7 @@ import math
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -37,7 +42,10 @@ _Around = Callable[[str], AbstractContextManager[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """A candidate's time; ``spread`` is the interquartile range over the median."""
+    """A candidate's time; ``spread`` is the interquartile range over the median.
+
+    Against another both are of the ratio to it.
+    """
 
     seconds: float
     spread: float
@@ -46,12 +54,19 @@ class Timing:
     capped: bool = False
 
 
-def summary(seconds: list[float], clocks: list[Clock]) -> Timing:
-    """Return the timing of a candidate's rounds."""
-    low, middle, high = np.quantile(seconds, (0.25, 0.5, 0.75))
+def summary(
+    seconds: Sequence[float], clocks: Sequence[Clock], against: Sequence[float] = ()
+) -> Timing:
+    """Return the timing of a candidate's rounds, paired with those of another if there is one.
+
+    >>> summary([2.0, 4.0, 8.0], [], [1.0, 2.0, 4.0]).seconds, summary([2.0, 4.0, 8.0], []).spread
+    (4.0, 0.75)
+    """
+    base = np.array(against or [1.0] * len(seconds))
+    low, middle, high = np.quantile(np.array(seconds) / base, (0.25, 0.5, 0.75))
     mhz = [c.sm_mhz for c in clocks if c.sm_mhz]
     return Timing(
-        seconds=float(middle),
+        seconds=float(middle * np.median(base)),
         spread=float((high - low) / middle),
         rounds=len(seconds),
         clock_mhz=int(np.median(mhz)) if mhz else 0,
@@ -66,6 +81,7 @@ def time_interleaved(
     burst_seconds: float = 0.02,
     least_launches: int = 1,
     warm_seconds: float = 0.0,
+    against: str = "",
     around: _Around = nullcontext,
     failures: dict[str, str] | None = None,
 ) -> dict[str, Timing]:
@@ -73,7 +89,8 @@ def time_interleaved(
 
     The current stream is set for CuPy and, if it is loaded, PyTorch.  A candidate's turn takes
     ``burst_seconds``: replays of a graph of at least ``least_launches``.  Before the rounds all
-    run for ``warm_seconds`` without a pause, so that a clock that power holds down is down.
+    run for ``warm_seconds`` without a pause, so that a clock that power holds down is down.  Rounds
+    are paired with those of the candidate ``against``, if it is named and can be timed.
 
     The last round runs within ``around(name)``, which may prepare the outputs of a timed run and
     check them.  What a candidate raises while its graph is captured goes to ``failures``, if that
@@ -104,7 +121,10 @@ def time_interleaved(
             stream.synchronize()
         order, draw = list(graphs), random.Random(0)
         for number in range(rounds + 1):
-            draw.shuffle(order)
+            if number % 2:
+                order.reverse()
+            else:
+                draw.shuffle(order)
             for name in order:
                 graph, launches, times = graphs[name]
                 with around(name) if number == rounds else nullcontext():
@@ -118,7 +138,8 @@ def time_interleaved(
                     elapsed_ms = cupy.cuda.get_elapsed_time(start, stop)
                     seconds[name].append(elapsed_ms * 1e-3 / (launches * times))
                     clocks[name].append(now)
-    return {name: summary(seconds[name], clocks[name]) for name in graphs}
+    base = seconds.get(against, [])
+    return {name: summary(seconds[name], clocks[name], base) for name in graphs}
 
 
 def captured(

@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ from tinygpu.term.operation import Problem
 __all__ = ["Output", "Trial", "roundoff", "scalars_of", "trial", "validate"]
 
 _MARGIN_ELEMENTS = 1024
+_NONE: Mapping[str, float] = MappingProxyType({})
 _SCALAR = 0.5
 _EIGHT_BITS = {"e4m3": (3, -6), "e5m2": (2, -14)}  # spec: bits of mantissa, least exponent
 
@@ -43,53 +45,64 @@ class Trial:
     problem: Problem
     inputs: tuple[Any, ...]
     scalars: Mapping[str, float]
-    wanted: Any
-    scale: Any
-    between: Any = 0.0
+    reference: Mapping[str, Any]
+    between: Mapping[str, Any] = field(default_factory=dict)
 
-    def worst(self, output: Output, unit_roundoff: float, narrowing: float = 0.0) -> float:
-        """Return the worst error ratio of an output; infinite if a margin was touched.
+    def worst(
+        self, output: Output, unit_roundoff: float, narrowing: Mapping[str, float] = _NONE
+    ) -> float:
+        """Return the worst error ratio of the outputs; infinite if a margin was touched.
 
-        ``narrowing``: the unit roundoff of what is rounded between two stages.
+        ``narrowing``: the unit roundoff of what is rounded between two stages, by output.
         """
         operation, sizes = self.problem.operation, self.problem.sizes
-        dtype = operation.output.dtype
-        ratio = error_ratio(
-            _widen(output.array, dtype),
-            self.wanted,
-            self.scale,
-            depth=operation.depth(sizes),
-            roundoff=unit_roundoff,
-            dtype=dtype,
-            between=narrowing * self.between,
-        )
-        worst = float(ratio.max())
-        return worst if worst >= 0 and output.untouched() else math.inf
+        worst = []
+        for operand, array in zip(operation.outputs, output.arrays, strict=True):
+            name, dtype = operand.name, operand.dtype
+            ratio = error_ratio(
+                _widen(array, dtype),
+                self.reference[name],
+                self.reference[f"scale of {name}"],
+                depth=operation.depth(sizes),
+                roundoff=unit_roundoff,
+                dtype=dtype,
+                between=narrowing.get(name, 0.0) * self.between.get(name, 0.0),
+            )
+            worst.append(float(ratio.max()))
+        return max(worst) if all(w >= 0 for w in worst) and output.untouched() else math.inf
 
 
 class Output:
-    """An output array between two margins."""
+    """The outputs of a problem, each an array between two margins."""
 
     def __init__(self, problem: Problem) -> None:
-        """Allocate and poison it."""
-        operand = problem.operation.output
-        shape = tuple(problem.sizes[axis] for axis in operand.axes)
-        bits = np.dtype(f"u{DTYPES[operand.dtype].bytes}")
-        elements = math.prod(shape)
-        self._nan = np.iinfo(bits).max  # all bits set: a NaN of every type
-        self._all = gpu().empty(elements + 2 * _MARGIN_ELEMENTS, bits)
-        inside = self._all[_MARGIN_ELEMENTS : _MARGIN_ELEMENTS + elements]
-        self.array = inside.view(_held(operand.dtype)).reshape(shape)
+        """Allocate and poison them."""
+        self.arrays: list[Any] = []
+        self._all: list[Any] = []
+        for operand in problem.operation.outputs:
+            shape = tuple(problem.sizes[axis] for axis in operand.axes)
+            elements = math.prod(shape)
+            bits = np.dtype(f"u{DTYPES[operand.dtype].bytes}")
+            whole = gpu().empty(elements + 2 * _MARGIN_ELEMENTS, bits)
+            inside = whole[_MARGIN_ELEMENTS : _MARGIN_ELEMENTS + elements]
+            self.arrays.append(inside.view(_held(operand.dtype)).reshape(shape))
+            self._all.append(whole)
         self.poison()
 
+    @property
+    def array(self) -> Any:
+        """What a kernel takes as ``out``: the array, or a tuple of several."""
+        return tuple(self.arrays) if self.arrays[1:] else self.arrays[0]
+
     def poison(self) -> None:
-        """Set every element, and the margins, to NaN."""
-        self._all.fill(self._nan)
+        """Set every element, and the margins, to NaN: all bits, which is one of every type."""
+        for whole in self._all:
+            whole.fill(np.iinfo(whole.dtype).max)
 
     def untouched(self) -> bool:
         """Whether the margins are as they were."""
-        margins = (self._all[:_MARGIN_ELEMENTS], self._all[-_MARGIN_ELEMENTS:])
-        return all(bool((margin == self._nan).all()) for margin in margins)
+        margins = (x for a in self._all for x in (a[:_MARGIN_ELEMENTS], a[-_MARGIN_ELEMENTS:]))
+        return all(bool((margin == np.iinfo(margin.dtype).max).all()) for margin in margins)
 
 
 def validate(
@@ -132,8 +145,7 @@ def trial(
         inputs.append(held)
         exact[operand.name] = _widen(held, operand.dtype)
     reference = operation.reference(exact, given)
-    wanted, scale = reference[operation.output.name], reference["scale"]
-    return Trial(problem, tuple(inputs), given, wanted, scale, between(operation, exact, given))
+    return Trial(problem, tuple(inputs), given, reference, between(operation, exact, given))
 
 
 def scalars_of(problem: Problem, given: Mapping[str, float] | None) -> dict[str, float]:

@@ -148,7 +148,7 @@ class Bundle:
         """
         if out is None:
             out = self.functions[0].output(inputs, stream)
-        arrays = (*inputs, out)
+        arrays = (*inputs, *self.functions[0].contract.written(out))
         key: Any = tuple([reader(type(array))(array) for array in arrays])
         start = None if scalars else self._starts.get(key)
         if start is None:

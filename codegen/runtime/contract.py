@@ -103,7 +103,7 @@ class Reach(NamedTuple):
 class Contract:
     """What a kernel takes and how it is started; see the module's text.
 
-    ``arguments``: the operands, the output last.  ``integers``: names of the u32 arguments.
+    ``arguments``: the operands, the ``outputs`` last.  ``integers``: names of the u32 arguments.
     ``tile_values``: numbers that each tile computes for itself, and what they are made of, each
     with formulas of the least and the most that it is in any tile.
     ``sizes``: those that a specialised kernel was made for.  ``in_place``: the output may be an
@@ -133,6 +133,7 @@ class Contract:
     in_place: bool
     addressing: str
     tile_values: tuple[tuple[str, Formula, Formula], ...] = ()
+    outputs: int = 1
 
     def tree(self) -> dict[str, Any]:
         """Return it as a tree for JSON."""
@@ -149,6 +150,20 @@ class Contract:
             return Contract(**given)
         except (KeyError, TypeError, AttributeError) as error:
             raise LaunchError(f"contract: {error!r}; write it again") from None
+
+    @property
+    def inputs(self) -> tuple[Argument, ...]:
+        """The arguments that are read."""
+        return self.arguments[: len(self.arguments) - self.outputs]
+
+    def written(self, out: Any) -> tuple[Any, ...]:
+        """Return the arrays of ``out``: it, or a tuple of several.  Raises LaunchError."""
+        if self.outputs == 1:
+            return (out,)
+        if not isinstance(out, tuple | list) or len(out) != self.outputs:
+            names = ", ".join(a.name for a in self.arguments[-self.outputs :])
+            raise LaunchError(f"out: give a tuple of {self.outputs} arrays: {names}")
+        return tuple(out)
 
     def values(self, sizes: Mapping[str, int], given: Mapping[str, int] = {}) -> dict[str, int]:
         """Return sizes and parameters; of those in ``given`` the value given there.
@@ -172,7 +187,7 @@ def _tuples(value: Any) -> Any:
 
 
 def check(contract: Contract, views: Sequence[View]) -> dict[str, int]:
-    """Return sizes, parameters and the grid's extents for these views, the output last.
+    """Return sizes, parameters and the grid's extents for these views, the outputs last.
 
     Raises LaunchError with the first violation and the way out.
     """
@@ -231,21 +246,22 @@ def sizes_of(contract: Contract, shapes: Sequence[tuple[int, ...]]) -> dict[str,
 
 
 def check_apart(contract: Contract, views: Sequence[View]) -> None:
-    """Refuse an output that shares memory with an input, but for an elementwise one in place.
+    """Refuse an output that shares memory with another array, but for an elementwise one in place.
 
     Raises LaunchError.
     """
-    output = views[-1]
-    start, end = output.span
-    for argument, given in zip(contract.arguments[:-1], views[:-1], strict=True):
-        first, last = given.span
-        if first >= end or last <= start:
-            continue
-        same = given.pointer == output.pointer and given.strides == output.strides
-        if not (same and given.dtype == output.dtype and contract.in_place):
-            raise LaunchError(
-                f"out: shares memory with {argument.name}; give another array, or none"
-            )
+    for number in range(len(views) - contract.outputs, len(views)):
+        output = views[number]
+        start, end = output.span
+        for argument, given in zip(contract.arguments[:number], views[:number], strict=True):
+            first, last = given.span
+            if first >= end or last <= start:
+                continue
+            same = given.pointer == output.pointer and given.strides == output.strides
+            if not (same and given.dtype == output.dtype and contract.in_place):
+                raise LaunchError(
+                    f"out: shares memory with {argument.name}; give another array, or none"
+                )
 
 
 def _strides(contract: Contract, views: Sequence[View], usual: Mapping[str, int]) -> dict[str, int]:

@@ -46,6 +46,8 @@ from tinygpu.errors import LaunchError, out_of_memory
 __all__ = ["Function", "Launch", "device_arch", "gpu", "load"]
 
 _MAX_DYNAMIC_SHARED_SIZE_BYTES = 8  # spec: CUfunction_attribute of the driver API
+_LARGE_CLUSTERS = 14  # spec: the same, NON_PORTABLE_CLUSTER_SIZE_ALLOWED
+_PORTABLE_CLUSTER = 8  # spec: the largest that every chip takes
 _SMEM_BYTES_WITHOUT_ASKING = 48 * 1024  # spec: CUDA C++ Programming Guide, "Shared Memory"
 _MAX_CTAS = 2**31 - 1  # spec: gridDim.x, CUDA C++ Programming Guide, "Compute Capabilities"
 _MOST_KEPT = 512  # launches, and plans, that a function keeps
@@ -86,10 +88,10 @@ def device_arch() -> str:
     return f"sm_{capability}" + ("a" if int(capability) >= 90 else "")
 
 
-def load(code: bytes, name: str, *, smem_bytes: int = 0) -> Any:
+def load(code: bytes, name: str, *, smem_bytes: int = 0, cluster: int = 1) -> Any:
     """Load a cubin on the current device and return its function ``name``.
 
-    Raises LaunchError if the driver refuses the code or so much shared memory.
+    Raises LaunchError if the driver refuses the code, so much shared memory or so large clusters.
     """
     cupy = gpu()
     device = cupy.cuda.Device()
@@ -107,6 +109,8 @@ def load(code: bytes, name: str, *, smem_bytes: int = 0) -> Any:
             cupy.cuda.driver.funcSetAttribute(
                 function.ptr, _MAX_DYNAMIC_SHARED_SIZE_BYTES, smem_bytes
             )
+        if cluster > _PORTABLE_CLUSTER:
+            cupy.cuda.driver.funcSetAttribute(function.ptr, _LARGE_CLUSTERS, 1)
     except cupy.cuda.driver.CUDADriverError as error:
         raise LaunchError(
             f"{name}: the driver does not load it ({error}); assemble it for {device_arch()}"
@@ -214,13 +218,14 @@ class Function:
     def __call__(self, *inputs: Any, out: Any = None, stream: Any = None, **scalars: float) -> Any:
         """Compute the output of these inputs, given in the operation's order.
 
-        ``out`` is written if it is given, else a new array.  ``stream`` is a handle, or a stream of
+        ``out`` is written if it is given, else a new array; of several outputs it is a tuple.
+        ``stream`` is a handle, or a stream of
         CuPy or PyTorch.  Raises LaunchError for arguments that the kernel cannot take, and for a
         launch that the driver refuses.
         """
         if out is None:
             out = self.output(inputs, stream)
-        self.start((*inputs, out), scalars)(stream)
+        self.start((*inputs, *self.contract.written(out)), scalars)(stream)
         return out
 
     def torch_op(self, name: str) -> Any:
@@ -235,7 +240,7 @@ class Function:
 
         Raises LaunchError as a call does.
         """
-        arrays = (*inputs, out)
+        arrays = (*inputs, *self.contract.written(out))
         return Launch(self, arrays, self.start(arrays, scalars))
 
     def start(self, arrays: tuple[Any, ...], scalars: Mapping[str, Any]) -> _Start:
@@ -255,8 +260,7 @@ class Function:
 
     def _new_start(self, arrays: tuple[Any, ...], scalars: Mapping[str, Any]) -> _Start:
         contract = self.contract
-        *inputs, _ = arrays
-        self._check_count(inputs)
+        self._check_count(arrays[: len(arrays) - contract.outputs])
         views = [view(a.name, x) for a, x in zip(contract.arguments, arrays, strict=True)]
         runtime = gpu().cuda.runtime
         device = next((v.device for v in views if v.device >= 0), None)
@@ -279,8 +283,8 @@ class Function:
             smem_bytes=contract.smem_bytes,
             early=contract.early,
         )
-        if contract.zeroed:
-            enqueue = _after(_clearing(views[-1]), enqueue)
+        for output in views[-contract.outputs :] if contract.zeroed else ():
+            enqueue = _after(_clearing(output), enqueue)
         plain = _NEVER if contract.early else _PLAIN_CALLS
         return _Start(contract.name, device, enqueue, arrays, plain)
 
@@ -291,7 +295,7 @@ class Function:
         return encoded or _keep(self._maps, key, encode(self.contract.maps[number], *array))
 
     def _check_count(self, inputs: Sequence[Any]) -> None:
-        names = [o.name for o in self.contract.arguments[:-1]]
+        names = [o.name for o in self.contract.inputs]
         if len(inputs) != len(names):
             raise LaunchError(
                 f"{self.contract.name}: got {len(inputs)} arrays, takes {len(names)}: "
@@ -308,7 +312,10 @@ class Function:
         with gpu().cuda.Device(device):
             if device not in self._functions:
                 self._functions[device] = load(
-                    self.code, contract.name, smem_bytes=contract.smem_bytes
+                    self.code,
+                    contract.name,
+                    smem_bytes=contract.smem_bytes,
+                    cluster=contract.cluster,
                 )
             if contract.persistent:
                 ctas = contract.cluster * min(clusters, self._resident(device, contract.cluster))
@@ -347,7 +354,7 @@ class Function:
         return tuple(np.float32(given[name]) for name in names)
 
     def output(self, inputs: Sequence[Any], stream: Any = None) -> Any:
-        """Return a new output of the kind of the first input, allocated for the stream."""
+        """Return new outputs of the kind of the first input, allocated for the stream."""
         key = tuple([reader(type(array))(array) for array in inputs])
         make = self._outputs.get(key)
         if make is None:
@@ -359,32 +366,37 @@ class Function:
         except (MemoryError, RuntimeError) as error:  # CuPy's and PyTorch's
             if (said := out_of_memory(error)) is None:
                 raise
-            raise LaunchError(f"{self.contract.arguments[-1].name}: {said}") from None
+            names = ", ".join(a.name for a in self.contract.arguments[-self.contract.outputs :])
+            raise LaunchError(f"{names}: {said}") from None
 
     def _new_output(self, inputs: Sequence[Any]) -> Callable[[int | None], Any]:
         """Return what allocates an output for a stream's handle, or for the current stream."""
         self._check_count(inputs)
-        *wanted, output = self.contract.arguments
+        wanted = self.contract.inputs
         views = [view(a.name, x) for a, x in zip(wanted, inputs, strict=True)]
         named: dict[str, int] = {}
         for argument, seen in zip(wanted, views, strict=True):
             if len(seen.shape) == len(argument.axes):
                 named |= zip(argument.axes, seen.shape, strict=True)
-        missing = [axis for axis in output.axes if axis not in named]
-        if missing:
-            said = ", ".join(str(v.shape) for v in views)
-            raise LaunchError(
-                f"{output.name}: its size {missing[0]} does not follow from the inputs' shapes "
-                f"{said}; {self.contract.operation} takes "
-                + ", ".join(f"{a.name}[{','.join(a.axes)}]" for a in wanted)
-            )
-        shape, like = tuple(named[axis] for axis in output.axes), inputs[0]
-        if is_torch(like):
-            return _torch_empty(shape, output.dtype, like.device)
-        kind = _numpy_type(output.dtype)
-        if output.dtype == "bf16" and getattr(like, "dtype", None) in (np.uint16, np.uint8):
-            kind = np.uint16  # the caller keeps bf16 as bits
-        return _cupy_empty(shape, kind, views[0].device)
+        makes, like = [], inputs[0]
+        for output in self.contract.arguments[len(wanted) :]:
+            missing = [axis for axis in output.axes if axis not in named]
+            if missing:
+                said = ", ".join(str(v.shape) for v in views)
+                raise LaunchError(
+                    f"{output.name}: its size {missing[0]} does not follow from the inputs' shapes "
+                    f"{said}; {self.contract.operation} takes "
+                    + ", ".join(f"{a.name}[{','.join(a.axes)}]" for a in wanted)
+                )
+            shape = tuple(named[axis] for axis in output.axes)
+            if is_torch(like):
+                makes.append(_torch_empty(shape, output.dtype, like.device))
+                continue
+            kind = _numpy_type(output.dtype)
+            if output.dtype == "bf16" and getattr(like, "dtype", None) in (np.uint16, np.uint8):
+                kind = np.uint16  # the caller keeps bf16 as bits
+            makes.append(_cupy_empty(shape, kind, views[0].device))
+        return makes[0] if not makes[1:] else lambda stream: tuple(make(stream) for make in makes)
 
 
 def _cupy_empty(shape: tuple[int, ...], kind: Any, device: int) -> Callable[[int | None], Any]:

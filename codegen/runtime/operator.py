@@ -5,7 +5,7 @@ learns the output's shape from a *fake*: the same function on tensors without me
 
 Attention takes q [b, heads, m, d], k [b, kv heads, n, d] and v [b, kv heads, n, e], as PyTorch's
 ``scaled_dot_product_attention``.  Views are enough: a tensor [b, s, heads, d] is transposed and not
-copied, and the output lies in memory as q does.
+copied, and the output lies in memory as q does.  With lse [b, heads, m] it returns (o, lse).
 
 Source: PyTorch, "Custom Operators".
 """
@@ -30,60 +30,83 @@ def torch_operator(name: str, run: Callable[..., Any], contract: Contract) -> An
     """
     import torch
 
-    *inputs, output = contract.arguments
+    inputs, outputs = contract.inputs, contract.arguments[-contract.outputs :]
     given = [f"float {scalar}" for scalar in contract.scalars]
-    call, fake = run, _fake(inputs, output)
+    call, fake = run, _fake(inputs, outputs)
     if contract.operation == "attention":
         given = [f"float? {scalar}=None" for scalar in contract.scalars]
-        call, fake = _attending(run, scaled="scale" in contract.scalars), _attended
+        call = _attending(run, outputs, scaled="scale" in contract.scalars)
+        fake = _attended(outputs)
     named = [f"Tensor {argument.name}" for argument in inputs]
-    torch.library.define(name, f"({', '.join([*named, *['*'] * bool(given), *given])}) -> Tensor")
+    made = "Tensor" if contract.outputs == 1 else f"({', '.join(['Tensor'] * contract.outputs)})"
+    torch.library.define(name, f"({', '.join([*named, *['*'] * bool(given), *given])}) -> {made}")
     torch.library.impl(name, "CUDA", call)
     torch.library.register_fake(name, fake)
     space, _, short = name.partition("::")
     return getattr(getattr(torch.ops, space), short)
 
 
-def _fake(inputs: Sequence[Argument], output: Argument) -> Callable[..., Any]:
-    """Return what makes an output without memory, by the axes of the inputs."""
+def _fake(inputs: Sequence[Argument], outputs: Sequence[Argument]) -> Callable[..., Any]:
+    """Return what makes outputs without memory, by the axes of the inputs."""
     import torch
 
     def fake(*tensors: Any, **_: float) -> Any:
         sizes: dict[str, Any] = {}
         for argument, tensor in zip(inputs, tensors, strict=True):
             sizes |= zip(argument.axes, tensor.shape, strict=True)
-        kind = getattr(torch, TORCH_TYPES.get(output.dtype, "float32"))
-        return tensors[0].new_empty([sizes[axis] for axis in output.axes], dtype=kind)
+        kinds = [getattr(torch, TORCH_TYPES.get(o.dtype, "float32")) for o in outputs]
+        return _joined([
+            tensors[0].new_empty([sizes[axis] for axis in o.axes], dtype=kind)
+            for o, kind in zip(outputs, kinds, strict=True)
+        ])  # fmt: skip
 
     return fake
 
 
-def _attended(q: Any, k: Any, v: Any, *, scale: float | None = None) -> Any:
-    """Return a new output, whose heads and queries lie as those of q do."""
-    for name, tensor in (("q", q), ("k", k), ("v", v)):
-        if len(tensor.shape) != 4:
+def _joined(outputs: Sequence[Any]) -> Any:
+    """Return what an operator returns: its output, or a tuple of several."""
+    return tuple(outputs) if outputs[1:] else outputs[0]
+
+
+def _attended(outputs: Sequence[Argument]) -> Callable[..., Any]:
+    """Return what makes new outputs; heads and queries of the first lie as those of q do."""
+    import torch
+
+    def fake(q: Any, k: Any, v: Any, *, scale: float | None = None) -> Any:
+        for name, tensor in (("q", q), ("k", k), ("v", v)):
+            if len(tensor.shape) != 4:
+                raise LaunchError(
+                    f"attention: {name} has {len(tensor.shape)} dimensions; "
+                    "give [b, heads, rows, d]"
+                )
+        batch, heads, m, _ = q.shape
+        if heads % k.shape[1]:
             raise LaunchError(
-                f"attention: {name} has {len(tensor.shape)} dimensions; give [b, heads, rows, d]"
+                f"attention: {heads} heads of q, {k.shape[1]} of k; heads are a multiple of kv "
+                "heads: give [b, heads, rows, d], of [b, rows, heads, d] the transpose(1, 2)"
             )
-    batch, heads, m, _ = q.shape
-    if heads % k.shape[1]:
-        raise LaunchError(
-            f"attention: {heads} heads of q, {k.shape[1]} of k; heads are a multiple of kv heads: "
-            "give [b, heads, rows, d], of [b, rows, heads, d] the transpose(1, 2)"
-        )
-    if q.stride(1) < q.stride(2):
-        return q.new_empty((batch, m, heads, v.shape[3])).transpose(1, 2)
-    return q.new_empty((batch, heads, m, v.shape[3]))
+        if q.stride(1) < q.stride(2):
+            first = q.new_empty((batch, m, heads, v.shape[3])).transpose(1, 2)
+        else:
+            first = q.new_empty((batch, heads, m, v.shape[3]))
+        rest = [q.new_empty((batch, heads, m), dtype=torch.float32) for _ in outputs[1:]]
+        return _joined([first, *rest])
+
+    return fake
 
 
-def _attending(run: Callable[..., Any], *, scaled: bool) -> Callable[..., Any]:
+def _attending(
+    run: Callable[..., Any], outputs: Sequence[Argument], *, scaled: bool
+) -> Callable[..., Any]:
     """Return attention of tensors with all heads in one dimension."""
+    attended = _attended(outputs)
 
     def attend(q: Any, k: Any, v: Any, *, scale: float | None = None) -> Any:
-        out = _attended(q, k, v)
+        found = attended(q, k, v)
         heads = k.shape[1], q.shape[1] // k.shape[1]
         scalars = {"scale": 1 / math.sqrt(q.shape[3]) if scale is None else scale} if scaled else {}
-        run(q.unflatten(1, heads), k, v, out=out.unflatten(1, heads), **scalars)
-        return out
+        grouped = [o.unflatten(1, heads) for o in (found if outputs[1:] else (found,))]
+        run(q.unflatten(1, heads), k, v, out=_joined(grouped), **scalars)
+        return found
 
     return attend

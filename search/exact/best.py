@@ -6,7 +6,11 @@ schedules is left out if a lower bound of their times is not below the k-th best
 time is monotone in its features, so the bound that takes the least of each holds, and the result is
 that of scoring every schedule.
 
-A large space is searched by two processes, each of which builds and searches a half (``pair.py``).
+Where the steps of each schedule are followed one by one (arithmetic in them: attention), a space of
+more than some hundred schedules is climbed in (``steps.py``), and the result is not proven.
+
+A large space is searched by two processes, each of which builds and searches a half (``pair.py``);
+without a proof by many, each of which climbs in parts (``parts.py``).
 
 Source: A. Land and A. Doig, "An Automatic Method of Solving Discrete Programming Problems", 1960.
 """
@@ -24,6 +28,7 @@ from tinygpu.errors import IllegalScheduleError, MachineError, ScheduleError, ne
 from tinygpu.legality.concurrency.judge import Verdict, verdict
 from tinygpu.search.exact.branch import Entry, Key, Progress, Search
 from tinygpu.search.exact.pair import UnshareableError, search_in_two
+from tinygpu.search.exact.parts import climb_in_parts
 from tinygpu.search.time.breakdown import Breakdown
 from tinygpu.search.time.cost import cost
 from tinygpu.space.batches import waits_at_mbarriers
@@ -96,14 +101,26 @@ def rank(
             if not both.admissible:
                 require(space)
             return _ranking(space, k, both.entries, both.admissible, both.scored)
-    require(space)
+    if not exact and space.raw >= _LARGE and cores() > 1:
+        with suppress(UnshareableError):
+            parts = climb_in_parts(space, k, spread, below, progress, until)
+            if not parts.admissible and until.open:
+                require(space)
+            return _ranking(
+                space, k, parts.entries, parts.admissible, parts.scored, proven=False, until=until
+            )
+    if until.open:
+        require(space)
     search = Search(space, k, spread, below)
-    search.start(exact=exact, progress=None if exact else progress, until=until)
+    news = search.start(exact=exact, progress=None if exact else progress, until=until)
     if exact:
         search.finish(progress)
+    if not news.admissible and not until.passed():
+        require(space)
     return _ranking(
-        space, k, search.entries(), space.count(), search.scored, proven=exact, until=until
-    )
+        space, k, search.entries(), space.count() if until.open else news.admissible,
+        search.scored, proven=exact and not search.climbed, until=until,
+    )  # fmt: skip
 
 
 def _ranking(

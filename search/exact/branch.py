@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from tinygpu.deadline import NEVER, Deadline
 from tinygpu.search.exact.scorer import Points, Scorer, SharedScores
+from tinygpu.search.exact.steps import Place, climbed
 from tinygpu.space.sharing import forget
 from tinygpu.space.space import Space
 from tinygpu.term.schedule import Schedule
@@ -40,6 +41,8 @@ _PART = 8192
 _FEW = 1024
 """Nodes whose bounds take less time than the steps to them: decide more before looking."""
 _PATIENCE = 1_000_000
+_FOLLOWED = 400
+"""Schedules up to which a space is searched whole, though each is followed singly."""
 _SAMPLE, _CLIMBS, _CLIMBERS, _STEPS = 64, 3, 16, 10
 
 
@@ -59,7 +62,8 @@ class News:
 class Search:
     """The search for the k best of a space, no two alike in ``spread`` (if none: in all decisions).
 
-    ``scored`` counts what was given a time, or a bound if partly chosen.
+    ``scored`` counts what was given a time, or a bound if partly chosen, ``climbed`` those of
+    batches that are not searched: too many, and too dear.
     """
 
     def __init__(
@@ -71,7 +75,7 @@ class Search:
         self.scorers: list[Scorer] = []
         self.loose: dict[Scorer, NDArray[np.float64]] = {}
         self.told: Sequence[NDArray[np.float64]] = ()
-        self.scored = 0
+        self.scored = self.climbed = 0
 
     def start(
         self,
@@ -90,13 +94,22 @@ class Search:
         with np.errstate(all="ignore"):
             shared = SharedScores(space)
             promises = {}
+            drawn: dict[Any, tuple[float, Place]] = {}
+            dear: list[Scorer] = []
+            many = not exact or space.count() > _FOLLOWED
             for batch in space.batches():
                 scorer = Scorer(batch, space, shared)
                 points = space.points(batch, rng, _SAMPLE)
+                if many and scorer.dear:
+                    dear.append(scorer)
+                    _draw(drawn, scorer, points)
+                    continue
                 promises[scorer] = found.add(scorer, points, self._seconds(scorer, points))
                 self.scored += len(points)
                 if until.passed():
                     break
+            self.climbed = climbed(dear, [place for _, place in drawn.values()], found.add, until)
+            self.scored += self.climbed
             self.scorers = sorted(promises, key=lambda scorer: promises[scorer])
             if deal is not None:
                 self.scorers = self.scorers[deal::2]
@@ -210,6 +223,16 @@ class _Best:
     def sorted(self) -> list[tuple[float, Scorer | None, Points]]:
         """Return (seconds, scorer, point), fastest first."""
         return sorted(self.found.values(), key=lambda item: item[0])
+
+
+def _draw(drawn: dict[Any, tuple[float, Place]], scorer: Scorer, points: Points) -> None:
+    """Keep of the batch, and of what schedules differ in, the point of the least bound."""
+    of_points, of_structure = _key(scorer, scorer.space.machine.spread)
+    bounds = scorer.least(points)
+    for i in np.argsort(bounds, kind="stable"):
+        for key in ((of_structure, points[i, of_points].tobytes()), scorer):
+            if key not in drawn or bounds[i] < drawn[key][0]:
+                drawn[key] = float(bounds[i]), (scorer, points[i])
 
 
 def _key(scorer: Scorer, spread: tuple[str, ...]) -> tuple[list[int], tuple[Any, ...]]:

@@ -20,13 +20,13 @@ from tinygpu.search.exact.branch import Search
 from tinygpu.search.exact.pair import Failed, HalfResult
 from tinygpu.space.space import Space
 
-__all__ = ["serve"]
+__all__ = ["listen", "serve", "told"]
 
 
 def serve(pipe: Connection) -> None:
     """Do the task that comes, and send what comes of it: News, counts of batches, a HalfResult."""
     inbox: SimpleQueue[bytes] = SimpleQueue()
-    Thread(target=_listen, args=(pipe, inbox), daemon=True).start()
+    Thread(target=listen, args=(pipe, inbox), daemon=True).start()
     loading = True
     try:
         task = pickle.loads(inbox.get())
@@ -39,10 +39,11 @@ def serve(pipe: Connection) -> None:
         search.finish(lambda done, _: pipe.send(done))
         pipe.send(HalfResult(search.entries(), news.admissible, search.scored))
     except Exception as error:  # whatever it is, the first process has to hear of it
-        pipe.send(Failed(_told(error), loading))
+        pipe.send(Failed(told(error), loading))
 
 
-def _listen(pipe: Connection, inbox: SimpleQueue[bytes]) -> None:
+def listen(pipe: Connection, inbox: SimpleQueue[bytes]) -> None:
+    """Put what comes into the inbox; end this process when nobody can send any more."""
     try:
         while True:
             inbox.put(pipe.recv_bytes())
@@ -50,7 +51,7 @@ def _listen(pipe: Connection, inbox: SimpleQueue[bytes]) -> None:
         os._exit(1)  # nobody waits for the result
 
 
-def _told(error: Exception) -> Exception:
+def told(error: Exception) -> Exception:
     """Return the error, or one that says the same and survives pickling.
 
     One that is no TinyGpuError is a fault of the code: it says where in this process it came up.

@@ -35,7 +35,7 @@ from tinygpu.errors import TinyGpuError
 from tinygpu.search.exact.branch import Entry, News, Progress, Search
 from tinygpu.space.space import Space
 
-__all__ = ["Failed", "HalfResult", "Task", "UnshareableError", "search_in_two"]
+__all__ = ["Failed", "HalfResult", "Task", "UnshareableError", "search_in_two", "started"]
 
 _FEW = 64
 """Batches that are built in no time: both processes build all, and deal them out evenly."""
@@ -131,7 +131,7 @@ def search_in_two(
     )
 
 
-def _packed(task: Task) -> bytes:
+def _packed(task: Any) -> bytes:
     """Pickle a task.  Raises UnshareableError where that names what only this process has."""
     kinds = [type(task.machine), *type(task.machine).__mro__]
     if os.name != "posix" or not sys.executable or any(c.__module__ == "__main__" for c in kinds):
@@ -187,12 +187,28 @@ class _Other:
 @contextmanager
 def _other(task: bytes) -> Iterator[_Other]:
     """Start the other process with its task, and end it in any case."""
+    with _process(task, "tinygpu.search.exact.half") as (process, pipe):
+        yield _Other(process, pipe)
+
+
+@contextmanager
+def started(task: Any, module: str) -> Iterator[Connection]:
+    """Start a process that runs a module, with its task; give its pipe, and end it in any case.
+
+    Raises UnshareableError where it cannot be told of the task's machine, or does not start.
+    """
+    with _process(_packed(task), module) as (_, pipe):
+        yield pipe
+
+
+@contextmanager
+def _process(task: bytes, module: str) -> Iterator[tuple[subprocess.Popen[bytes], Connection]]:
     here, there = socket.socketpair()
     path = os.pathsep.join(p or os.getcwd() for p in sys.path)
     with here, there:
         try:
             process = subprocess.Popen(
-                (sys.executable, "-P", "-m", "tinygpu.search.exact.half", str(there.fileno())),
+                (sys.executable, "-P", "-m", module, str(there.fileno())),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -205,11 +221,10 @@ def _other(task: bytes) -> Iterator[_Other]:
         there.close()
         with process, Connection(here.detach()) as pipe:
             try:
-                other = _Other(process, pipe)
                 try:
                     pipe.send_bytes(task)
                 except OSError:
                     raise UnshareableError from None
-                yield other
+                yield process, pipe
             finally:
                 process.kill()

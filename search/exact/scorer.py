@@ -20,12 +20,22 @@ from numpy.typing import NDArray
 
 from tinygpu.search.exact.least import Kept, Least
 from tinygpu.search.time.cost import cost
-from tinygpu.search.time.deferred import Deferred, DeferredStep, LookedUp, Tables, at, steps_of
+from tinygpu.search.time.deferred import (
+    Deferred,
+    DeferredStep,
+    LookedUp,
+    Tables,
+    at,
+    dear,
+    steps_of,
+)
 from tinygpu.space.space import Batch, Space
 
 __all__ = ["Points", "Scorer", "SharedScores"]
 
 Points = NDArray[np.int64]
+_DIGITS = 9
+"""Of how loose a decision is: beyond them two are equal, and come in the machine's order."""
 _CHUNK = 16384
 """Points at once: their intermediate results stay in a core's cache."""
 
@@ -54,6 +64,7 @@ class Scorer:
             predicted = cost(batch.program, sizes, device, of=of)
         self.time, self.floor = predicted.seconds, predicted.floor
         self._least = Least(batch.tables, self.lengths, self.shared.least)
+        self._known: dict[bytes, float] = {}
 
     @cached_property
     def _exact(self) -> tuple[DeferredStep, ...]:
@@ -67,8 +78,21 @@ class Scorer:
     def _legal(self) -> tuple[DeferredStep, ...]:
         return steps_of(self._conjunction())
 
+    @cached_property
+    def dear(self) -> bool:
+        """Whether the steps of points are followed one by one, a hundredth of a second each."""
+        return any(dear(step.function) for step in self._exact)
+
     def seconds(self, points: Points) -> NDArray[np.float64]:
         """Return the predicted seconds at points, (n, decisions) indices of legal schedules."""
+        if not self.dear:
+            return self._seconds(points)
+        keys = [point.tobytes() for point in points]
+        new = [i for i, key in enumerate(keys) if key not in self._known]
+        self._known |= zip((keys[i] for i in new), self._seconds(points[new]).tolist(), strict=True)
+        return np.array([self._known[key] for key in keys], np.float64)
+
+    def _seconds(self, points: Points) -> NDArray[np.float64]:
         with np.errstate(all="ignore"):
             return self._at(self._exact, points, _itself)
 
@@ -111,10 +135,15 @@ class Scorer:
         return inside
 
     def order(self, loose: Sequence[NDArray[np.float64]]) -> list[int]:
-        """Order the decisions: first those that loosen the bound most, where they are open."""
-        mean = np.ma.masked_invalid(loose).mean(axis=0).filled(1.0)
+        """Order the decisions: first those that loosen the bound most, where they are open.
+
+        The bound of full points is loose as well, in some batches more: that is of no decision.
+        """
+        with np.errstate(all="ignore"):
+            own = [row / np.nanmax(row) for row in loose if not np.isnan(row).all()]
+        mean = np.ma.masked_invalid(own or [np.ones(len(self.lengths))]).mean(axis=0).filled(1.0)
         axes = [axis for axis, length in enumerate(self.lengths) if length > 1]
-        return sorted(axes, key=lambda axis: float(mean[axis]))
+        return sorted(axes, key=lambda axis: round(float(mean[axis]), _DIGITS))
 
     def looseness(self, points: Points) -> NDArray[np.float64]:
         """Return by which factor the bound falls where a decision is open; NaN: none is.

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from tinygpu.search.strategies.descent import descent
 from tinygpu.search.strategies.evolution import evolution
-from tinygpu.search.strategies.learned import learned
+from tinygpu.search.strategies.gaussian import gaussian
 from tinygpu.search.strategies.smt import smt
 from tinygpu.search.strategies.uniform import model, uniform
 from tinygpu.search.strategies.walk import Domain, Strategy, walk
@@ -20,7 +20,7 @@ from tinygpu.search.strategies.walk import Domain, Strategy, walk
 __all__ = ["STRATEGIES", "Domain", "Strategy", "walk"]
 
 STRATEGIES: Mapping[str, Strategy] = {
-    "learned": learned,
+    "gaussian": gaussian,
     "model": model,
     "random": uniform,
     "descent": descent,

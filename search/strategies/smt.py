@@ -30,6 +30,7 @@ import numpy as np
 from tinygpu.isa.memory import DTYPES
 from tinygpu.search.strategies.uniform import model
 from tinygpu.search.strategies.walk import Domain, Steps
+from tinygpu.search.time.rates import fill_rate, mbarrier_latency, tma_latency
 from tinygpu.space.solve import Pipeline, Variant, pipelined
 from tinygpu.space.space import Space
 from tinygpu.term.machine import Value
@@ -79,8 +80,8 @@ def pipeline(space: Space) -> tuple[Pipeline, Schedule] | None:
         ctas = 2 if known.get("cta_pair") else 1  # of a tile, each on an SM of its own
         tiles = math.ceil(problem.sizes["m"] / rows) * math.ceil(problem.sizes["n"] / columns)
         busy = {
-            "load x": rows * depth * width / ctas / device.fill_bytes_per_cycle_per_sm,
-            "load y": columns * depth * width / ctas / device.fill_bytes_per_cycle_per_sm,
+            "load x": rows * depth * width / ctas / fill_rate(device),
+            "load y": columns * depth * width / ctas / fill_rate(device),
             product: 2 * rows * columns * depth / ctas / rate,
         }
         variants.append(
@@ -103,8 +104,8 @@ def pipeline(space: Space) -> tuple[Pipeline, Schedule] | None:
 def _loop(space: Space, product: str) -> tuple[Any, Any, Any]:
     """Return the statements of a step, what comes after what, and the ring."""
     device = space.device
-    landed = round(device.tma_latency_cycles + device.l2_latency_cycles)
-    barrier = round(device.mbarrier_latency_cycles)
+    landed = round(tma_latency(device) + device.l2_latency_cycles)
+    barrier = round(mbarrier_latency(device))
     any_role = ("producer", "consumer")
     statements = {
         "load x": ("fill", any_role, _ISSUE), "load y": ("fill", any_role, _ISSUE),

@@ -35,7 +35,8 @@ class Domain:
 
     ``first`` are the model's, no two alike in more than details, the best first.  ``sample(rng,
     n)`` draws up to n of the legal space.  ``apart`` is what tells schedules apart by more than
-    details.  ``pipelined`` are those whose loop a solver chose (``smt.py``).
+    details.  ``pipelined`` are those whose loop a solver chose (``smt.py``).  ``built_at_once`` are
+    as many as take as long to build as one.
     """
 
     first: Sequence[Candidate]
@@ -43,6 +44,7 @@ class Domain:
     sample: Callable[[np.random.Generator, int], Sequence[Candidate]]
     apart: Callable[[Schedule], object] = lambda schedule: schedule
     pipelined: Callable[[], Sequence[Schedule]] = lambda: ()
+    built_at_once: int = 1
 
 
 Steps = Generator[Sequence[Schedule], Mapping[Schedule, float], None]

@@ -14,10 +14,10 @@ among the others the launch's (``launch.py``).  Here both become seconds:
   it.
 - *early starts* hide the prologue; a launch that leaves the next one room for a part of its
   clusters takes longer (``late``).
-- *power* goes with the clock to 1 / g (``power_share`` g = 0.4), and the clock falls until the cap
+- *power* goes with the clock to 1 / g (``power_share`` g = 0.5), and the clock falls until the cap
   is met: with c seconds at the highest clock, in which energy for p seconds is used, it takes
-  c^(1 - g) max(c, p)^g.  Energy is that of tensor cores, shared memory, L2's and DRAM's bytes;
-  tensor cores alone, without a pause, meet the cap at ``tensor_clock_hz``.
+  c^(1 - g) max(c, p)^g.  Energy is that of tensor cores and of what L2 and DRAM send; tensor cores
+  alone, without a pause, meet the cap at ``tensor_clock_hz``.
 - a *call* is all its launches: the one that clears the output before reds is timed with it.
 
 Bounds are blended: (sum x^p)^(1/p) is monotone in each, so that a lower bound of the parts is one
@@ -44,7 +44,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -53,7 +53,15 @@ from tinygpu.search.time.breakdown import Breakdown, blend, resolved
 from tinygpu.search.time.deferred import applied
 from tinygpu.search.time.fitted import FITTED
 from tinygpu.search.time.launch import Assembled, GridLaunch, never, takes_tiles
-from tinygpu.search.time.recursion import Recursion, numbers, occupied, path, span_cycles
+from tinygpu.search.time.rates import tma_latency
+from tinygpu.search.time.recursion import (
+    Recursion,
+    numbers,
+    occupied,
+    path,
+    span_cycles,
+    together,
+)
 from tinygpu.search.time.register_quantities import flying
 from tinygpu.search.time.tile_steps import TileSteps, steps_of_tiles
 from tinygpu.search.time.work import (
@@ -78,6 +86,7 @@ Numbers = Any
 INSTRUCTION_BYTES = 16  # spec: since Volta
 LATE_POWER = 2.0  # fitted: of the room that is left, in what a late start costs
 FLYING_POWER = 4.0  # fitted: how sharply DRAM slows down where too few bytes are in flight
+MISSES_POWER = 5.5  # fitted: how sharply one of DRAM and L2 takes over from the other
 OF_TILES = ("tensor", "smem", "tma", "fill")
 """Units that agents that take tiles share."""
 OF_ARITHMETIC = ("issue", "fma", "int", "cvt", "sfu", "shuffle")
@@ -166,8 +175,8 @@ class Placed:
 
     Clusters do ``tiles`` in ``waves``; a CTA does ``turns`` of them and has 1 / ``share`` of an
     SM.  ``agents`` know how long their loads take in the busy chip; the bytes are those of the
-    whole launch.  ``dram_slow``: how much longer DRAM takes, as too few bytes are in flight.
-    ``at_once``: how many clusters run at once.
+    whole launch.  ``dram_slow``: how much longer DRAM takes for loads, as too few bytes are in
+    flight.  ``at_once``: how many clusters run at once.
     """
 
     agents: tuple[TimedAgent, ...]
@@ -205,12 +214,13 @@ class Placed:
         asked = tiles * launch.cluster * (f.steps * of_step + of_tile)
         missed = np.minimum(from_dram / asked, 1.0)
         flying = f.stages * of_step * np.minimum(tiles, at_once) * launch.cluster
-        short = FITTED["dram_in_flight"] / (flying * missed)
+        needed = FITTED["dram_seconds"] * device.dram_bytes_per_second
+        short = needed / (flying * missed)
         slow = (1 + short**FLYING_POWER) ** (1 / FLYING_POWER)
         if "l2" in launch.without:
             l2_rate = l2_rate * np.maximum(asked / sum(o.bytes for o in launch.operands), 1.0)
         per_byte = np.maximum(1 / l2_rate, missed * device.clock_hz / dram_rate * slow) * active
-        latency = device.l2_latency_cycles + device.tma_latency_cycles
+        latency = device.l2_latency_cycles + tma_latency(device)
         latency = latency + missed * (device.dram_latency_cycles - device.l2_latency_cycles)
         latency = latency * FITTED["loaded_latency"]
         return Placed(
@@ -242,6 +252,7 @@ def _of_threads(f: Features, place: Placed) -> Breakdown:
     }
     if busiest is not place.share:
         parts = {unit: seconds * (place.share / busiest) for unit, seconds in parts.items()}
+    parts["burst"] = FITTED["burst"] * _burst(f.tree) * warps * busiest / device.clock_hz
     chain = 0.0 if "path" in launch.without else path(f.tree, warps)
     parts["latency"] = place.waves * chain / device.clock_hz
     parts["l2"] = place.asked_bytes / (
@@ -260,9 +271,9 @@ def combined(parts: Mapping[str, Numbers]) -> Numbers:
     """Return the time that parts, in seconds, make up together; monotone in each."""
     # shared memory and L1 are stages of one pipe
     pipe = parts.get("smem", 0.0) + parts.get("l1", 0.0)
-    apart = ("smem", "l1", "latency", "l2", "dram", "spills", "launch", "clear")
+    apart = ("smem", "l1", "burst", "latency", "l2", "dram", "spills", "launch", "clear")
     units = [seconds for name, seconds in parts.items() if name not in apart]
-    throughput = blend([*units, pipe], FITTED["unit_power"])
+    throughput = blend([*units, pipe], FITTED["unit_power"]) + parts.get("burst", 0.0)
     bounds = [throughput, parts["latency"], parts["l2"], parts["dram"]]
     seconds = blend(bounds, FITTED["blend_power"])
     return resolved(seconds + parts["spills"] + (parts["launch"] + parts["clear"]))
@@ -300,45 +311,51 @@ def _of_steps(f: Features, place: Placed) -> Breakdown:
     parts["latency"] = 0.0 if hidden else np.maximum(cycles / device.clock_hz - longest, 0.0)
     energy, share = _energy(f, place), FITTED["power_share"]
     parts["power"] = longest ** (1 - share) * energy**share
-    parts["l2"] = (place.asked_bytes + place.stored_bytes) / (l2_rate * device.clock_hz)
+    writes = place.tiles * launch.cluster * _work(f.agents, f.steps, "writes")
+    sent = place.asked_bytes / l2_rate + FITTED["l2_write"] * writes
+    parts["l2"] = sent / device.clock_hz
+    parts["dram"] = (place.dram_bytes * place.dram_slow + place.stored_bytes) / dram_rate
     dram = (place.dram_bytes + place.stored_bytes) / dram_rate
-    parts["dram"] = dram * place.dram_slow
     parts["launch"] = 0.0 if "launch" in launch.without else device.launch_seconds
     parts["clear"] = launch.clear_seconds()
 
-    def together(seconds: Numbers, dram: Numbers, late: Numbers) -> Numbers:
+    def capped_with(seconds: Numbers, dram: Numbers, late: Numbers) -> Numbers:
         capped = seconds ** (1 - share) * np.maximum(seconds, energy) ** share
-        blended = blend([capped, dram], FITTED["tile_power"])
+        blended = blend([capped, dram, parts["l2"]], FITTED["tile_power"])
         return resolved(blended * late + (parts["launch"] + parts["clear"]))
 
     late: Numbers = 1.0
     if not never(launch.early):
         late = 1 + FITTED["late"] * launch.early * launch.left_over() ** LATE_POWER
-    found = together(longest + parts["latency"], parts["dram"], late)
+    found = capped_with(longest + parts["latency"], parts["dram"], late)
     # neither of these two is monotone: the bytes in flight save time, and room costs it
-    floor = together(np.maximum(units, fill / place.dram_slow), dram, 1.0)
+    floor = capped_with(np.maximum(units, fill / place.dram_slow), dram, 1.0)
     return Breakdown(found, parts, floor)
 
 
 def _energy(f: Features, place: Placed) -> Numbers:
     """Return the seconds in which the power cap lets the energy through, at the highest clock.
 
-    Tensor cores alone need so much that their clock falls to ``tensor_clock_hz``.
+    Tensor cores alone need so much that their clock falls to ``tensor_clock_hz``; DRAM at its rate
+    alone would need ``dram_power`` of the cap.
     """
     device, share = f.launch.device, FITTED["power_share"]
-    tensor, smem = (_work(f.agents, f.steps, unit) for unit in ("tensor", "smem"))
-    cycles = place.tiles * f.launch.cluster * (tensor + FITTED["smem_power"] * smem)
-    cycles = cycles + FITTED["l2_power"] * place.asked_bytes
-    cycles = cycles + FITTED["dram_power"] * (place.dram_bytes + place.stored_bytes)
-    cycles = cycles / device.sms
+    cycles = place.tiles * f.launch.cluster * _work(f.agents, f.steps, "tensor")
+    cycles = (cycles + FITTED["l2_power"] * place.asked_bytes) / device.sms
     excess = (device.clock_hz / device.tensor_clock_hz) ** (1 / share)
-    return cycles * (excess / device.clock_hz)
+    moved = (place.dram_bytes + place.stored_bytes) / device.dram_bytes_per_second
+    return cycles * (excess / device.clock_hz) + FITTED["dram_power"] * moved
 
 
 def _rates(device: Device) -> tuple[float, float]:
-    """Return what L2 gives TMA, in bytes a cycle, and DRAM, in bytes a second."""
-    l2 = device.l2_bytes_per_cycle * FITTED["tma_l2_rate"]
-    return l2, device.dram_bytes_per_second * FITTED["tma_dram_share"]
+    """Return what L2 gives TMA, in bytes a cycle, and DRAM, in bytes a second.
+
+    What comes from DRAM goes through L2, whose own rate for it is ``l2_misses`` of that for hits.
+    """
+    l2 = device.l2_bytes_per_cycle
+    seconds = 1 / (device.dram_bytes_per_second * FITTED["tma_dram_share"])
+    misses = 1 / (l2 * device.clock_hz * FITTED["l2_misses"])
+    return l2 * FITTED["tma_l2_rate"], float(1 / blend([seconds, misses], MISSES_POWER))
 
 
 def _fetch(tree: Tree, device: Device) -> Numbers:
@@ -351,6 +368,30 @@ def _fetch(tree: Tree, device: Device) -> Numbers:
             outgrown = issue * slots * INSTRUCTION_BYTES > FITTED["code_bytes"]
             total = total + node.trips * issue * FITTED["fetch"] * outgrown
     return total
+
+
+def _burst(tree: Tree) -> Numbers:
+    """Return the cycles in which a warp reads the first fragments of shared memory behind barriers.
+
+    All warps of a CTA read them at once and have nothing to multiply meanwhile.  Fragments that are
+    read before the products of those before, from a ring of registers, are no such.
+    """
+    total: Numbers = 0.0
+    for loop in tree:
+        if isinstance(loop, Loop) and loop.form == "rolled" and together(loop):
+            first: dict[str, Numbers] = {}
+            for inner in loop.body:
+                events = [e for e in inner.body if isinstance(e, Event)] if _unrolled(inner) else []
+                read = {name for event in events for name in event.reads}
+                for e in events:
+                    if "smem" in e.each and e.write in read:
+                        first.setdefault(e.write, e.count * e.each["smem"])
+            total = total + loop.trips * sum(first.values(), 0.0)
+    return total
+
+
+def _unrolled(node: Node) -> TypeGuard[Loop]:
+    return isinstance(node, Loop) and node.form == "unrolled"
 
 
 def _with_loads(agent: TimedAgent, per_byte: Numbers, latency: Numbers) -> TimedAgent:

@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 
 from tinygpu.space.sharing import narrowed
 
-__all__ = ["Deferred", "DeferredStep", "LookedUp", "Tables", "applied", "at", "steps_of"]
+__all__ = ["Deferred", "DeferredStep", "LookedUp", "Tables", "applied", "at", "dear", "steps_of"]
 
 _MOST = 1 << 15
 """Entries of a table that arithmetic makes: as many as stay in a core's cache beside others."""
@@ -91,7 +91,7 @@ class Tables:
             operands = [x for x in inputs if isinstance(x, Deferred)]
             axes = tuple(sorted({a for x in operands for a in x.axes}))
             table = None
-            small = prod(self.lengths[a] for a in axes) <= _MOST
+            small = prod(self.lengths[a] for a in axes) <= _MOST and not dear(function)
             if small and all(x.table is not None for x in operands):
                 table = function(*(self._aligned(x, axes) for x in inputs))
             self._made[key] = Deferred(self, axes, table, function, inputs), inputs
@@ -142,6 +142,11 @@ class Deferred(NDArrayOperatorsMixin):
         if function is not np.where or options:
             return NotImplemented
         return self.tables.apply(function, inputs)
+
+
+def dear(function: Any) -> bool:
+    """Say whether a function takes its points one by one: it is applied where it is needed."""
+    return bool(getattr(function, "singly", False))
 
 
 def applied(function: Callable[..., Any], *inputs: Any) -> Any:

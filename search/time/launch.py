@@ -36,7 +36,7 @@ import numpy as np
 from tinygpu.devices.device import Device
 from tinygpu.search.time.fitted import FITTED
 from tinygpu.search.time.registers import RegisterModel
-from tinygpu.term.program import Access, Do, For, ForTile, Program, buffers_of, select, walk
+from tinygpu.term.program import Access, Do, For, Program, buffers_of, select, walk
 from tinygpu.term.tensor_memory import COLUMNS, allocated_columns, uses_tensor_memory
 
 __all__ = [
@@ -75,7 +75,7 @@ class GridLaunch:
     ``ctas_wanted`` are given twice: the least and the greatest among the candidates.
     ``ahead`` are the registers that loads in flight hold, ``spills`` those known to be spilled.
     ``allotted`` are the registers of a CTA where its roles say how many they take (0: they do
-    not), ``columns`` those of its tensor memory.  ``cleared_bytes`` of the ``output`` are set to
+    not), ``columns`` those of its tensor memory.  ``cleared_bytes`` of the ``outputs`` are set to
     zero by a launch of their own before it.  ``without`` names wastes that are thought away: "tail"
     (SMs have as many CTAs each, every round is full), "dram" and "l2" (bytes move once), "path"
     (it is hidden), "fetch" and "launch" (they take no time).
@@ -95,7 +95,7 @@ class GridLaunch:
     columns: Numbers
     ctas_wanted: tuple[Numbers, Numbers]
     operands: tuple[Fetched, ...]
-    output: str
+    outputs: tuple[str, ...]
     cleared_bytes: float = 0.0
     ahead: Numbers = 0.0
     spills: float | None = None
@@ -105,7 +105,8 @@ class GridLaunch:
     def of(program: Program, sizes: Mapping[str, int], device: Device) -> GridLaunch:
         """Account for a launch at these sizes."""
         values = program.parameter_values(sizes)
-        operands, output = operands_of(program, values), program.operation.output.name
+        operands = operands_of(program, values)
+        outputs = tuple(o.name for o in program.operation.outputs)
         tiles = takes_tiles(program)
         return GridLaunch(
             device=device,
@@ -122,8 +123,8 @@ class GridLaunch:
             columns=allocated_columns(program) if uses_tensor_memory(program) else 0,
             ctas_wanted=(program.ctas_per_sm, program.ctas_per_sm),
             operands=operands,
-            output=output,
-            cleared_bytes=sum(o.bytes for o in operands if o.name == output and program.zeroed),
+            outputs=outputs,
+            cleared_bytes=sum(o.bytes for o in operands if o.name in outputs and program.zeroed),
         )
 
     def assembled(self, code: Assembled) -> GridLaunch:
@@ -154,7 +155,10 @@ class GridLaunch:
         return reduce(lambda a, b: a * b, self.extents, 1.0)
 
     def resident(self) -> Numbers:
-        """Return how many CTAs fit on an SM, by registers, both memories and threads."""
+        """Return how many CTAs fit on an SM, by registers, both memories and threads.
+
+        Of a cluster of more than 8 it is one (measured: H100, kernels with room for two).
+        """
         device = self.device
         fits = np.floor(device.registers_per_sm / self._registers())
         fits = np.maximum(fits, self.ctas_wanted[1])  # the assembler is told to make them fit
@@ -162,6 +166,7 @@ class GridLaunch:
         fits = np.minimum(fits, np.floor(device.smem_bytes_per_sm / smem))
         fits = np.minimum(fits, np.floor(device.threads_per_sm / self.threads))
         columns = np.floor(COLUMNS / np.maximum(self.columns, 1))
+        fits = select(np.greater(self.cluster, 8), 1.0, fits)
         return np.maximum(np.minimum(fits, np.minimum(columns, device.ctas_per_sm)), 1.0)
 
     def _registers(self) -> Numbers:
@@ -188,8 +193,9 @@ class GridLaunch:
         device, size = self.device, self.cluster
         if isinstance(size, int) and size == 1:
             return device.sms
-        of_4, of_8 = device.clusters_of_4, device.clusters_of_8
-        large = select(np.greater(5, size), of_4, np.floor(of_8 * 8 / size))
+        of_4, of_8, of_16 = device.clusters_of_4, device.clusters_of_8, device.clusters_of_16
+        most = select(np.greater(9, size), of_8 * 8, of_16 * 16)
+        large = select(np.greater(5, size), of_4, np.floor(most / size))
         small = np.floor(device.sms / size)
         return np.maximum(select(np.greater(3, size), small, large), 1.0)
 
@@ -233,7 +239,7 @@ class GridLaunch:
             times: Numbers = 1.0
             if not kept and not once:
                 times = fetches(o, self.axes, self.extents, wave=wave, raster=self.raster)
-            moved, stored = o.bytes * times, o.name == self.output
+            moved, stored = o.bytes * times, o.name in self.outputs
             if not (stored or once or never(self.early)):
                 axes = zip(self.axes, self.extents, strict=True)
                 sharers = reduce(lambda a, b: a * b, (e for a, e in axes if a not in o.axes), 1.0)
@@ -249,7 +255,7 @@ def never(number: Numbers) -> bool:
 
 def takes_tiles(program: Program) -> bool:
     """Say whether roles do a tile together, statement by statement, and then the next."""
-    return bool(program.barriers) or any(isinstance(s, ForTile) for s, _ in walk(program))
+    return bool(program.barriers)
 
 
 def _allotted(program: Program) -> Numbers:

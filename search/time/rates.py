@@ -8,8 +8,9 @@
   take the longer of their reads of shared memory and, for k of 16 16-bit elements, N / 2 cycles
   with R = 128, or with 64 rows alone; N / 4 with 64 rows in each CTA of a pair.  Half of the lanes
   idle where one CTA has 64 rows.  A first input in tensor memory is not read from shared memory.
-- *homes*: what a CTA writes to a buffer's home in another CTA goes through the network between SMs.
-  The home is the narrow place: of n CTAs along the axis n - 1 write to it at once.
+- *homes*: what a CTA writes into another CTA of its cluster goes through the network between SMs.
+  Each of n CTAs along the axis sends its part to all in turn, and takes as much: of n parts one is
+  its own, and the others pass its port.
 - *lines of tiles*: a grid rounds up, so tiles may reach beyond an array.  With T tiles of e
   elements along an axis and a size of s, the share s / (T e) of their lines is inside.
 
@@ -18,7 +19,7 @@
 2.0
 
 Sources: PTX ISA 9, "ldmatrix", "tcgen05.mma", "Tensor-map"; W. Luo et al., arXiv 2402.13499
-(mma.sync; 3.3 TB/s between SMs of an H100: 14 B a cycle each); SemiAnalysis, microbench-blackwell.
+(mma.sync); SemiAnalysis, microbench-blackwell.
 """
 
 from __future__ import annotations
@@ -30,14 +31,16 @@ from typing import Any
 import numpy as np
 
 from tinygpu.devices.device import Device
+from tinygpu.search.time.fitted import FITTED
 from tinygpu.search.time.pattern import wavefronts
 from tinygpu.term.access_map import Access
 from tinygpu.term.program import Do, Program, select
 
 __all__ = [
-    "AT_ONCE", "MMA_LATENCY_CYCLES", "MMA_VALUES", "copy_cycles", "home_cycles", "matrices",
-    "mma_cycles", "product_cycles", "row_sectors", "sectors_of_warp", "share_inside", "smem_width",
-    "touches_smem", "transfer_cycles",
+    "AT_ONCE", "MMA_LATENCY_CYCLES", "MMA_VALUES", "cluster_latency", "copy_cycles", "fill_rate",
+    "home_cycles", "matrices", "mbarrier_latency", "mma_cycles", "product_cycles", "row_sectors",
+    "sectors_of_warp", "share_inside", "smem_width", "tma_latency", "touches_smem",
+    "transfer_cycles",
 ]  # fmt: skip
 
 Numbers = Any
@@ -46,9 +49,30 @@ MMA_VALUES = 8  # spec: pair, half, half of k: what a statement counts in one mm
 MMA_LATENCY_CYCLES = 24.0  # published: arXiv 2402.13499
 _FLOP = 2 * 16 * 8 * 16
 _SHARE = {"sm_90a": 0.65, "sm_90": 0.65}  # published: 494 of 757 TFLOP/s, arXiv 2402.13499
-_HOME_BYTES_PER_CYCLE = 14.0  # published: see above; not fitted, but schedules are met with it
+_WRITE_BYTES = 64
+_HOME_BYTES_PER_CYCLE = 32.0  # fitted: 112 kernels of an H100, 2026-11-25 (docs/decisions.md)
 _TMEM_BYTES_PER_CYCLE = 512  # a guess until measured: 128 B for each of four warps
 _CELL_BYTES = 4
+
+
+def tma_latency(device: Device) -> float:
+    """Return the cycles that TMA adds to a load in a loop, over the bare instruction's."""
+    return device.tma_latency_cycles * FITTED["tma_latency"]
+
+
+def mbarrier_latency(device: Device) -> float:
+    """Return the cycles of a wait at an mbarrier in a loop, its branch and what follows."""
+    return device.mbarrier_latency_cycles * FITTED["mbarrier_latency"]
+
+
+def cluster_latency(device: Device) -> float:
+    """Return the cycles of the way to another CTA of the cluster, while loads go it, too."""
+    return device.cluster_latency_cycles * FITTED["cluster_latency"]
+
+
+def fill_rate(device: Device) -> float:
+    """Return the bytes a cycle that come into an SM whose neighbours' come, too."""
+    return device.fill_bytes_per_cycle_per_sm * FITTED["fill_share"]
 
 
 def mma_cycles(device: Device) -> float:
@@ -111,11 +135,18 @@ def row_sectors(do: Do, count: Numbers, device: Device) -> Numbers:
     return np.maximum(each, 1) * count / do.vector
 
 
+def line_writes(line_bytes: Numbers) -> Numbers:
+    """Return the writes that a line of so many bytes is for L2, in the mean over where it begins.
+
+    L2 takes what lies within 64 B at once.
+    """
+    return (line_bytes + _WRITE_BYTES - np.gcd(line_bytes, _WRITE_BYTES)) / _WRITE_BYTES
+
+
 def home_cycles(do: Do, count: Any, extents: Mapping[str, Any]) -> Any:
-    """Return the cycles that ``count`` elements a copy take to the home of what a Do writes."""
-    buffer = do.write.buffer
-    others = extents[buffer.home] - 1
-    return others * count * buffer.type.bytes / _HOME_BYTES_PER_CYCLE
+    """Return the cycles that ``count`` elements a copy take into another CTA of its cluster."""
+    buffer, ctas = do.write.buffer, extents[do.write.buffer.home]
+    return (ctas - 1) / ctas * count * buffer.type.bytes / _HOME_BYTES_PER_CYCLE
 
 
 def touches_smem(do: Do) -> bool:

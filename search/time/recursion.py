@@ -44,13 +44,14 @@ What has no steps is a formula, which ``path`` gives of any numbers, of a whole 
 >>> found = agents(term, load_device("h200"), {"m": 128, "n": 128, "k": 8192})
 >>> few, many = (Recursion(found)(1, 1, steps, 4, *numbers(found)) for steps in (100, 101))
 >>> round(many - few)        # a step's period: shared memory, 32 KiB in and 48 KiB out
-515
+610
 
 Source: ``docs/model.md``, section "Time"; Baccelli et al., "Synchronization and Linearity", 1992.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
@@ -364,6 +365,7 @@ class Following(Walk):
         self.arrived: dict[tuple[str, int], Numbers] = {}
         self.units: dict[str, Time] = {}
         self.phases: dict[str, Any] = {}
+        self.made: dict[int, Mapping[str, Numbers]] = {}
         self.columns = np.arange(size)
         self.tensor = self.smem = self.fill = self.tma = self.zero
         self.rows = 0
@@ -474,33 +476,48 @@ class Following(Walk):
         Who waits for a phase goes on when all have arrived.  Raises ProgramError if nobody can.
         """
         at = [next(way, None) for *_, way in ways]
+        needs = [self.need(node, known) for node, (_, known, _) in zip(at, ways, strict=True)]
         loads = [any(isinstance(n, Event) and n.kind == "load" for n in s.agent.body)
                  for s, *_ in ways]  # fmt: skip
-        while any(node is not None for node in at):
-            able = [
-                n for n, node in enumerate(at) if node is not None and self.there(node, ways[n][1])
-            ]
-            if not able:
-                waits = sorted({n.barrier for n in at if isinstance(n, Event)})
-                raise ProgramError(
-                    f"time: all agents wait, for phases of {', '.join(waits)} that nobody completes"
-                )
-            n = min(able, key=lambda n: (not loads[n], ways[n][0].now, n))
-            state, known, way = ways[n]
-            node = at[n]
+        while True:
+            able, least = -1, (True, math.inf)
+            for n, (node, need) in enumerate(zip(at, needs, strict=True)):
+                if node is None or (need and self.arrived.get(need[0], 0) < need[1]):
+                    continue
+                place = not loads[n], ways[n][0].now
+                if able < 0 or place < least:
+                    able, least = n, place
+            if able < 0:
+                break
+            state, known, way = ways[able]
+            node = at[able]
             assert node is not None
             if isinstance(node, Event):
                 self.event(node, state, known, True)
             else:
                 self.nodes((node,), state, known)
-            at[n] = next(way, None)
+            at[able] = node = next(way, None)
+            needs[able] = self.need(node, known)
+        if waits := sorted({n.barrier for n in at if isinstance(n, Event)}):
+            raise ProgramError(
+                f"time: all agents wait, for phases of {', '.join(waits)} that nobody completes"
+            )
 
-    def there(self, node: Event | Loop, known: Mapping[str, Any]) -> bool:
-        """Say whether a statement waits for no phase that is still to be completed."""
-        if isinstance(node, Loop) or node.kind != "wait":
-            return True
+    def need(
+        self, node: Event | Loop | None, known: Mapping[str, Any]
+    ) -> tuple[tuple[str, int], Numbers] | None:
+        """Return the phase that a statement waits for, and how many arrivals complete it."""
+        if not isinstance(node, Event) or node.kind != "wait":
+            return None
         index = int(node.index.evaluate(known))
-        return index < 0 or bool(self.arrived.get((node.barrier, index), 0) >= node.arrivals)
+        return None if index < 0 else ((node.barrier, index), node.arrivals)
+
+    def cycles_of(self, event: Event) -> Mapping[str, Numbers]:
+        """Return the cycles of an event, which are made once."""
+        key = id(event)  # the agents of the states keep it
+        if key not in self.made:
+            self.made[key] = event.cycles
+        return self.made[key]
 
     def math(self, event: Event, state: CopyState) -> tuple[Time, Time]:
         """Let a copy's warps do arithmetic: in order, on units that it shares with the others.
@@ -509,22 +526,22 @@ class Following(Walk):
         instruction has started, so that a statement follows the one that it reads value by value,
         if both have as many.
         """
-        cycles, later = event.cycles, self.later
+        cycles, free, later = self.cycles_of(event), self.units, self.later
         start: Time = state.now
         least: Time = 0.0
         for name in event.reads:
-            first, last, many = state.there.get(name, (0.0, 0.0, 0))
-            start = later(start, select(many == event.count, first, last))
-            least = later(least, last)
+            if name in state.there:
+                first, last, many = state.there[name]
+                start = later(start, select(many == event.count, first, last))
+                least = later(least, last)
         for unit in cycles:
-            if unit != "issue":
-                start = later(start, self.units.get(unit, 0.0))
-        for unit, busy in cycles.items():
-            self.units[unit] = later(self.units.get(unit, 0.0), start) + busy * self.share
+            if unit != "issue" and unit in free:
+                start = later(start, free[unit])
         state.issued = later(state.issued, start) + alone(cycles) / state.warps
         end = later(state.issued, least)
-        for unit in cycles:
-            end = later(end, self.units[unit])
+        for unit, busy in cycles.items():
+            free[unit] = later(free.get(unit, 0.0), start) + busy * self.share
+            end = later(end, free[unit])
         worked = end + event.latency
         begun = select(event.folds, worked, start + event.latency)
         state.there[event.write] = (begun, worked, event.count)
@@ -544,11 +561,10 @@ class Following(Walk):
         rest = np.asarray(last - turn + rest, np.int64)
         before = ends[last - turn, self.columns]
         later = whole * (ends[last] - before) + (ends[rest, self.columns] - before)
+        works = [(s.agent.together, _late_work(_loop(s.agent, number))) for s in states]
         for unit, free in self.free().items():  # it may fall behind only later
             spare = np.maximum(ends[last] - free, 0.0)
-            work = sum(
-                s.agent.together * _late_work(_loop(s.agent, number)).get(unit, 0.0) for s in states
-            )
+            work = sum(many * each.get(unit, 0.0) for many, each in works)
             later = np.maximum(later, np.maximum(more, 0) * self.share * work - spare)
         if self.size == 1:
             later = later.item()
@@ -592,10 +608,10 @@ class Following(Walk):
 
     def event(self, event: Event, state: CopyState, known: dict[str, Any], mask: Any) -> None:
         """Follow one event; an arrival where the mask (True, or an array) holds."""
-        cycles, share, later = event.cycles, self.share, self.later
         if event.kind == "math":
             self.math(event, state)
             return
+        cycles, share, later = self.cycles_of(event), self.share, self.later
         if self.clocked:
             self.arrive(event, known)
             state.finish()
@@ -738,7 +754,9 @@ class Recursion:
     def __init__(self, agents: tuple[TimedAgent, ...], tables: tuple[Steps, ...] = ()) -> None:
         """Remember the form; the numbers of ``agents`` are not used."""
         self.agents, self.tables = agents, tables
-        self.chunk = 1 if clocked(agents) else _CHUNK
+        self.singly = clocked(agents)
+        self.chunk = 1 if self.singly else _CHUNK
+        self._last: tuple[list[Numbers], tuple[TimedAgent, ...]] = ([], ())
 
     def __call__(self, share: Any, tiles: Any, steps: Any, stages: Any, *leaves: Any) -> Any:
         """Return the cycles from the first load to the last store: elementwise on arrays."""
@@ -750,9 +768,19 @@ class Recursion:
         result = np.empty(len(first))
         for start in range(0, len(first), self.chunk):
             here = slice(start, min(start + self.chunk, len(first)))
-            some, size = [x[here] if x.ndim else x for x in flat], here.stop - start
+            size = here.stop - start
+            some = [np.asarray(_alike(x[here])) if x.ndim else x for x in flat]
             result[here] = self._apart(some, size) if self.tables else self._part(some, size)
         return result[same].reshape(shape) if shape else float(result[0])
+
+    def filled(self, leaves: Sequence[Numbers]) -> tuple[TimedAgent, ...]:
+        """Return the agents with numbers of points; of one point they are made once."""
+        if not self.singly:
+            return _filled(self.agents, leaves)
+        here = [float(x) for x in leaves]
+        if here != self._last[0]:
+            self._last = here, _filled(self.agents, here)
+        return self._last[1]
 
     def _apart(self, inputs: Sequence[Times], size: int) -> Times:
         """Follow the busiest cluster's tiles, each with its steps; of many: with their mean.
@@ -785,7 +813,7 @@ class Recursion:
         for first, period in sorted({*zip(few.tolist(), turn.tolist(), strict=True)}):
             at = np.flatnonzero((few == first) & (turn == period))
             here = [_alike(x[at] if x.ndim else x) for x in inputs]
-            run = Following(_filled(self.agents, here[4:]), here[0], here[3], len(at))
+            run = Following(self.filled(here[4:]), here[0], here[3], len(at))
             each = [(n, int(min(n, first) + max(n - first, 0) % period)) for n in taken]
             result[at] = run.followed(len(each), each, len(each))
         return result
@@ -795,7 +823,7 @@ class Recursion:
         tiles, most, ring = (np.broadcast_to(x, size) for x in inputs[1:4])
         result, few, turn = self._one_tile(inputs, size)
         copies = 1
-        for agent in _filled(self.agents, inputs[4:]):
+        for agent in self.filled(inputs[4:]):
             copies = max(copies, int(np.max(agent.step)))
         at = np.flatnonzero(tiles > 1)
         if len(at):
@@ -812,7 +840,7 @@ class Recursion:
         stages = _few_stages(ring)
         result, few, turn = np.empty(size), np.zeros(size), np.ones(size)
         at, one = np.arange(size), np.ones(size)
-        ends = sum(reach([agent.body for agent in _filled(self.agents, inputs[4:])]))
+        ends = sum(reach([agent.body for agent in self.filled(inputs[4:])]))
         for times in (1, 2, 4):
             few[at] = np.minimum(times * (2 * stages + 4) + ends, most)[at]
             result[at], turn[at], apart = self._followed(inputs, at, one, few, one)
@@ -834,7 +862,7 @@ class Recursion:
             of = np.flatnonzero(key == value)
             here = at[of] if len(of) < len(tiles) else slice(None)
             some = [_alike(x[here] if x.ndim else x) for x in inputs]
-            run = Following(_filled(self.agents, some[4:]), some[0], some[3], len(of))
+            run = Following(self.filled(some[4:]), some[0], some[3], len(of))
             first, period = divmod(int(value), _MANY)
             found[0, of] = run.cycles(some[1], some[2], *divmod(first, _MANY), period)
             found[1, of], found[2, of] = run.turn, run.apart

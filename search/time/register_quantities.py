@@ -334,10 +334,13 @@ def fragment_registers(program: Program) -> tuple[Any, ...]:
     What is made of the sums takes their place.
     """
     operands: dict[str, Any] = {}
+    made = set[str]()
     for statement, _ in walk(program):
         if isinstance(statement, Do) and statement.instruction.warp_product:
             operands |= {a.buffer.name: a.buffer.bytes / 4 for a in statement.accesses}
-    return tuple(operands.values())
+        elif isinstance(statement, Do) and statement.instruction.unit == "cvt":
+            made.add(statement.write.buffer.name)
+    return tuple(many for name, many in operands.items() if name not in made)
 
 
 def is_true(flag: Any) -> Any:

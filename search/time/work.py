@@ -33,7 +33,7 @@ form that the recursion follows step by step, with one loop over steps or severa
 >>> term = Hopper().program(matmul("bf16", layout="nt"), Chosen(STARTS["cluster"]))
 >>> producer, consumer = agents(term, load_device("h200"), {"m": 4096, "n": 4096, "k": 4096})
 >>> [event.kind for event in producer.body], int(consumer.body[1].cycles["tensor"])
-(['wait', 'arrive', 'load', 'load'], 512)
+(['wait', 'arrive', 'load', 'load'], 567)
 
 Source: ``docs/model.md``, section "Time"; rates of wgmma: Luo et al., arXiv 2402.13499.
 """
@@ -41,7 +41,7 @@ Source: ``docs/model.md``, section "Time"; rates of wgmma: Luo et al., arXiv 240
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, assert_never
 
@@ -50,15 +50,19 @@ import numpy as np
 from tinygpu.devices.device import Device, adds_vectors
 from tinygpu.errors import ProgramError
 from tinygpu.search.time.fitted import FITTED
-from tinygpu.search.time.launch import latency_of, takes_tiles
+from tinygpu.search.time.launch import latency_of, never, takes_tiles
 from tinygpu.search.time.pattern import lines, wavefronts
 from tinygpu.search.time.rates import (
     AT_ONCE,
     MMA_LATENCY_CYCLES,
     MMA_VALUES,
+    cluster_latency,
     copy_cycles,
+    fill_rate,
     home_cycles,
+    line_writes,
     matrices,
+    mbarrier_latency,
     mma_cycles,
     product_cycles,
     row_sectors,
@@ -68,6 +72,7 @@ from tinygpu.search.time.rates import (
     touches_smem,
     transfer_cycles,
 )
+from tinygpu.search.time.tile_steps import steps_of_tiles
 from tinygpu.term.access_map import Affine
 from tinygpu.term.digits import product_of
 from tinygpu.term.program import (
@@ -167,11 +172,15 @@ class Loop:
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """Nodes that happen where ``index < bound`` (a number, or the name of the steps' number)."""
+    """Nodes that happen where ``index < bound`` (a number, or the name of the steps' number).
+
+    ``ending``: the index counts the steps that are left, so it holds in the last ones.
+    """
 
     index: Affine
     bound: Numbers
     body: tuple[Node, ...]
+    ending: bool = False
 
     @property
     def tells(self) -> bool:
@@ -187,6 +196,8 @@ class Guard:
         """Return in how many of so many steps, counted from 0, it holds."""
         bound = steps if isinstance(self.bound, str) else self.bound
         room, step = bound - self.index.constant, self.step
+        if self.ending:
+            return np.minimum(np.maximum(room - 1, 0), steps)
         if step == 0:
             return select(np.greater(room, 0), steps, 0.0)
         if step > 0:
@@ -198,6 +209,8 @@ class Guard:
         """How many of the first steps, and of the last ones, it may tell from those between."""
         if isinstance(self.bound, str):
             return 0, np.maximum(self.index.constant, 0) * (self.step > 0)
+        if self.ending:
+            return 0, np.maximum(self.bound - self.index.constant - 1, 0)
         if self.step == 0:
             return 0, 0
         return np.maximum(np.floor((self.bound - self.index.constant) / self.step) + 1, 0), 0
@@ -205,7 +218,7 @@ class Guard:
     @property
     def late(self) -> bool:
         """Whether it holds in a step far from both ends."""
-        if self.step or isinstance(self.bound, str):
+        if self.step or self.ending or isinstance(self.bound, str):
             return self.step < 0 or isinstance(self.bound, str)
         return bool(np.all(self.index.constant < self.bound))
 
@@ -400,6 +413,9 @@ class _Accountant:
     ) -> None:
         self.program, self.device, self.role, self.of_tiles = program, device, role, of_tiles
         self.values = program.parameter_values(sizes)
+        if not of_tiles:
+            means = {n: steps_of_tiles(program, sizes, n).mean for n in program.tile_values}
+            self.values = {**self.values, **means}
         self.extents = dict(program.cluster)
         self.together: Numbers = role.copies
         self.flying = flying
@@ -452,6 +468,8 @@ class _Accountant:
             match statement:
                 case For() if self.of_tiles:
                     found += self.tile_loop(statement, around, in_step)
+                case ForTile() if not self.of_tiles and never(self.program.persistent):
+                    found += self.tree(statement.body, around)
                 case For():
                     inner = self.tree(statement.body, (*around, statement))
                     if not statement.unrolled:
@@ -463,11 +481,16 @@ class _Accountant:
                 case When(index, bound, inner):
                     nodes = self.tree(inner, around, in_step=in_step)
                     own = len(index.terms) == 1 and index.terms[0][0] in self.extents
-                    if own or not self.of_tiles:
+                    if own:
                         found += nodes  # what takes some CTAs of the cluster their time
                         continue
-                    guard = Guard(index, bound, nodes)
+                    left = {*index.terms} == {(self.step_var, -1), (self.steps, 1)}
+                    guard = Guard(index, bound, nodes, left and not isinstance(bound, str))
+                    if not self.of_tiles:
+                        found += self.in_share(guard, around)
+                        continue
                     ours = all(v == self.step_var and c == guard.step for v, c in index.terms)
+                    ours = ours or guard.ending
                     amid = isinstance(bound, str) and guard.step not in (0, 1)
                     if not guard.tells and (amid or not ours):
                         raise ProgramError(
@@ -486,6 +509,20 @@ class _Accountant:
                 case _:
                     found += self.event(statement, around)
         return tuple(found)
+
+    def in_share(self, guard: Guard, around: tuple[For, ...]) -> Tree:
+        """Return what threads do under a guard: in its share of the turns of the loop around.
+
+        A guard on the distance to the end holds in nearly all turns, and counts as if it always
+        did.
+        """
+        turning = [loop for loop in around if not loop.unrolled]
+        if isinstance(guard.bound, str) or not turning:
+            return guard.body
+        if [name for name, _ in guard.index.terms] != [turning[-1].var]:
+            return guard.body
+        trips = np.maximum(self.trips(turning[-1]), 1)
+        return _often(guard.body, guard.times(trips) / trips)
 
     def tile_loop(self, loop: For, around: tuple[For, ...], in_step: bool) -> list[Node]:
         """Return an unrolled loop of a role that takes tiles."""
@@ -530,7 +567,7 @@ class _Accountant:
             case Do() if self.of_tiles:
                 return [replace(self.tile(statement), statement=statement)]
             case Do():
-                return [self.threads(statement, around)]
+                return [*self.branch(statement), self.threads(statement, around)]
             case Wait(barrier, index) if barrier.named:  # it arrives, too
                 cycles, own = {"serial": device.barrier_latency_cycles}, self.role.threads
                 return [
@@ -539,7 +576,7 @@ class _Accountant:
                           arrivals=barrier.arrivals),
                 ]  # fmt: skip
             case Wait(barrier, index):
-                cycles = {"serial": device.mbarrier_latency_cycles}
+                cycles = {"serial": mbarrier_latency(device)}
                 many = barrier.arrivals
                 return [
                     Event("wait", cycles, barrier.name, index, statement=statement, arrivals=many)
@@ -549,7 +586,7 @@ class _Accountant:
             case Arrive(barrier, index, _, to):
                 told = self.extents if to == "cluster" else to.split()
                 size: Numbers = math.prod(self.extents.get(axis, 1) for axis in told)
-                far = device.cluster_latency_cycles * (size > 1)
+                far = cluster_latency(device) * (size > 1)
                 many = self.role.threads if barrier.named else size
                 return [Event("arrive", arrive, barrier.name, index, latency=far, arrivals=many)]
             case WaitGroup(pending, group, read):
@@ -560,7 +597,7 @@ class _Accountant:
             case Sync(_, scope):
                 latency = device.barrier_latency_cycles
                 if scope == "cluster":
-                    latency = latency + device.cluster_latency_cycles
+                    latency = latency + cluster_latency(device)
                 if self.of_tiles:
                     return [Event("work", {"serial": latency}, statement=statement)]
                 return [Event("sync", each, latency=latency, statement=statement)]
@@ -590,7 +627,8 @@ class _Accountant:
         width, end = do.write.buffer.type.bytes, FITTED["product_end"]
         match how.unit:
             case "tensor" if how.issuer == "one":
-                return Event("product", product_cycles(do, device, smem), latency=end)
+                whole = device.smem_bytes_per_cycle_per_sm  # what is published of tcgen05
+                return Event("product", product_cycles(do, device, whole), latency=end)
             case "tensor":
                 k, inner, outer, rows = product_of(do).values
                 count = k * inner * outer * rows
@@ -598,11 +636,12 @@ class _Accountant:
                 inputs = [r for r in do.reads[:2] if isinstance(r, Access)]
                 rows_read = rows * (inputs[0].buffer.level == "smem")
                 read = (rows_read + inner * outer) * k * width / smem
-                busy = count * width / device.tensor_flop_per_cycle_per_sm  # that of 2 B inputs
+                rate = device.tensor_flop_per_cycle_per_sm * FITTED["tensor_share"]
+                busy = count * width / rate  # that of 2 B inputs
                 cycles = {"tensor": np.maximum(busy, read), "smem": read}
                 return Event("product", cycles, latency=end)
             case "tmem" if how.issuer == "one":
-                return Event("product", copy_cycles(do, smem))
+                return Event("product", copy_cycles(do, device.smem_bytes_per_cycle_per_sm))
             case "tmem":
                 return Event("work", {"serial": transfer_cycles(count, device)})
             case "tma" if do.write.buffer.level == "smem":
@@ -620,7 +659,7 @@ class _Accountant:
                     "serial": FITTED["tma_issue"],
                     "tma": line * count / do.values[0],
                     "smem": FITTED["landing"] * landed / smem,
-                    "fill": inside * landed / device.fill_bytes_per_cycle_per_sm,
+                    "fill": inside * landed / fill_rate(device),
                 }
                 return Event("load", cycles, barrier.name, index, fetched_bytes=sent)
             case "tma":
@@ -628,6 +667,7 @@ class _Accountant:
                     "serial": FITTED["tma_issue"],
                     "smem": count * width / smem,
                     "tma": FITTED["tma_line"] * count / do.values[0],
+                    "writes": line_writes(do.values[0] * width) * count / do.values[0],
                 }
                 return Event("store", cycles, latency=device.smem_latency_cycles)
             case "cvt":
@@ -640,15 +680,13 @@ class _Accountant:
                 return self.part({"smem": count * width / smem})
             case "lsu" if any(a.buffer.fragment == "row" for a in do.accesses):
                 sectors = row_sectors(do, count, device)
-                return Event("work", {"serial": FITTED["direct_store"] * sectors * self.together})
+                cycles = {"serial": FITTED["direct_store"] * sectors * self.together}
+                return Event("work", {**cycles, "writes": sectors})
             case "lsu":
-                stored = (
-                    FITTED["direct_store"]
-                    * sectors_of_warp(do, self.values, device.sector_bytes)
-                    * count
-                    / (WARP * do.vector)
-                )
-                return Event("work", {"serial": stored * self.together})
+                sectors = sectors_of_warp(do, self.values, device.sector_bytes)
+                sectors = sectors * count / (WARP * do.vector)
+                stored = FITTED["direct_store"] * sectors
+                return Event("work", {"serial": stored * self.together, "writes": sectors})
             case _:
                 return self.part({"issue": count / (WARP * device.warp_schedulers_per_sm)})
 
@@ -798,16 +836,39 @@ class _Accountant:
         each = each * select(known, FITTED["index_known"], 1.0)
         guards: Numbers = 0.0
         whole: Numbers = 1.0
+        for asks, cost, share in self.asked(access):
+            guards = guards + select(asks, cost, 0.0)
+            whole = whole * share
+        each_asks = np.asanyarray(self.program.guards) == "each"
+        return each + guards * select(each_asks, 1.0, 1.0 - whole)
+
+    def asked(self, access: Access) -> Iterator[tuple[Numbers, float, Numbers]]:
+        """Yield of each dimension whether it is asked about, at what cost, and the whole tiles.
+
+        What is always inside is not asked about where the sizes are in the code.
+        """
+        known = np.asanyarray(self.program.specialised) != 0
         for d, (guarded, origin) in enumerate(zip(access.guard, access.origin, strict=False)):
             moving = any(not _of_grid(name, self.program) for name, _ in origin.terms)
-            cost = FITTED["guard"] if moving else FITTED["guard_fixed"]
-            guards = guards + select(np.asanyarray(guarded) != 0, cost, 0.0)
             size, tile = self.number(access.buffer.shape[d]), 1
             for _, step in origin.terms:
                 tile = tile if isinstance(step, str) else np.maximum(tile, step)
-            whole = whole * ((size // tile) / -(-size // tile))
-        each_asks = np.asanyarray(self.program.guards) == "each"
-        return each + guards * select(each_asks, 1.0, 1.0 - whole)
+            asks = (np.asanyarray(guarded) != 0) & ~(known & (size % tile == 0))
+            cost = FITTED["guard"] if moving else FITTED["guard_fixed"]
+            yield asks, cost, (size // tile) / -(-size // tile)
+
+    def branch(self, do: Do) -> list[Event]:
+        """Return the event of asking whether a statement's tile is whole, if any candidate asks."""
+        asks: Numbers = False
+        for access in do.accesses if np.any(np.asanyarray(self.program.guards) == "tile") else ():
+            for asked, _, _ in self.asked(access) if access.buffer.level == "gmem" else ():
+                asks = asks | asked
+        if not np.any(asks):
+            return []
+        tiles = asks & (np.asanyarray(self.program.guards) == "tile")
+        many = select(tiles, FITTED["whole_branch"], 0.0)
+        int_rate = WARP / self.device.int_per_cycle_per_sm
+        return [Event("do", {"issue": self.issue(many), "int": many * int_rate})]
 
 
 def returned(width: int, vector: Numbers) -> Numbers:
@@ -889,6 +950,16 @@ def _arithmetic(do: Do) -> bool:
     """Say whether threads do it on their registers, whatever else they wait for."""
     units = ("fma", "alu", "sfu", "cvt", "shuffle")
     return do.instruction.unit in units and all(a.buffer.level == "registers" for a in do.accesses)
+
+
+def _often(tree: Tree, share: Numbers) -> Tree:
+    """Return threads' statements that are done in a share of the turns."""
+    return tuple(
+        replace(node, count=node.count * share)
+        if isinstance(node, Event)
+        else replace(node, body=_often(node.body, share))
+        for node in tree
+    )
 
 
 def _only(body: tuple[Statement, ...], kind: type[Any], name: str) -> Any:

@@ -10,9 +10,9 @@ import typer
 
 from tinygpu.cli.asked import Asked, asking, problem_of
 from tinygpu.cli.console import say, say_json, working, write
-from tinygpu.cli.given import DEVICE, JSON, MACHINE, fixed_values, machines_for
+from tinygpu.cli.given import DEVICE, JSON, MACHINE, device_given, fixed_values, machines_for
 from tinygpu.cli.sizes import SizedCommand
-from tinygpu.devices.device import label, load_device
+from tinygpu.devices.device import label
 from tinygpu.errors import MachineError
 from tinygpu.term.schedule import to_json
 
@@ -37,7 +37,7 @@ def ask(
     asked: Asked,
     wish: Annotated[str, typer.Argument(help='As "stages >= 5 and tile_n == 256".')] = "",
     machine: MACHINE = "",
-    device: DEVICE = "h200",
+    device: DEVICE = "",
     fix: _FIX = None,
     out: _OUT = None,
     as_json: JSON = False,
@@ -56,7 +56,7 @@ def prove(
     asked: Asked,
     claim: Annotated[str, typer.Argument(help='As "smem_bytes <= 200000".')] = "",
     machine: MACHINE = "",
-    device: DEVICE = "h200",
+    device: DEVICE = "",
     fix: _FIX = None,
     out: _OUT = None,
     as_json: JSON = False,
@@ -78,7 +78,7 @@ def _space(
 
     if asked.operation != "elementwise" and not wish:
         asked, wish = replace(asked, expression=""), asked.expression
-    problem, chip = problem_of(asked, machine), load_device(device)
+    problem, chip = problem_of(asked, machine), device_given(device)
     chosen, *others = machines_for(problem.operation, chip, machine, problem.sizes)
     if others:
         names = ", ".join(one.name for one in (chosen, *others))

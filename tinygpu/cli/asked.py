@@ -37,7 +37,7 @@ _TAKES: Mapping[str, tuple[str, ...]] = {
     "elementwise": ("expression", "dtype", "inputs"),
     "rmsnorm": ("dtype",),
     "softmax": ("dtype",),
-    "attention": ("dtype", "causal", "mask"),
+    "attention": ("dtype", "causal", "mask", "window", "lse"),
 }
 
 
@@ -60,6 +60,11 @@ class Asked:
     scale: Annotated[bool, typer.Option("--scale", help="c = alpha a b + beta d.")] = False
     causal: Annotated[bool, typer.Option("--causal", help="Of attention: --mask causal.")] = False
     mask: Annotated[str, typer.Option(help="Of attention: none, causal or window:LEFT:RIGHT.")] = ""
+    window: Annotated[
+        tuple[int, int] | None,
+        typer.Option(metavar="LEFT RIGHT", help="Of attention: --mask window:LEFT:RIGHT."),
+    ] = None
+    lse: Annotated[bool, typer.Option("--lse", help="Of attention: log-sum-exp, too.")] = False
     inputs: Annotated[str, typer.Option(help="Arrays of an expression, as x,z.")] = ""
 
 
@@ -113,10 +118,15 @@ def operation_of(asked: Asked, machine: str = "") -> Operation:
             inputs = tuple(dict.fromkeys(n.strip() for n in asked.inputs.split(",") if n.strip()))
             return elementwise(asked.expression, inputs=inputs, dtype=dtype)
         case "attention":
-            if asked.causal and asked.mask not in ("", "causal"):
-                raise OperationError(f"--causal: --mask {asked.mask} is another; give one of them")
-            mask = "causal" if asked.causal else asked.mask or "none"
-            return attention(asked.dtype or "bf16", mask=mask)
+            said = {f"--mask {asked.mask}": asked.mask} if asked.mask else {}
+            said |= {"--causal": "causal"} if asked.causal else {}
+            if asked.window:
+                said["--window"] = "window:{}:{}".format(*asked.window)
+            if len({*said.values()}) > 1:
+                one, other, *_ = reversed(said)
+                raise OperationError(f"{one}: {other} is another; give one of them")
+            mask = next(iter(said.values()), "none")
+            return attention(asked.dtype or "bf16", mask=mask, lse=asked.lse)
     return OPERATIONS[name](dtype)
 
 

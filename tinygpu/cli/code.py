@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -13,10 +14,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 import typer
 
-from tinygpu.cli.console import bar, say, say_json, table, time_text, working, write
+from tinygpu.cli.console import (
+    bar,
+    resumable,
+    say,
+    say_json,
+    table,
+    time_text,
+    working,
+    write,
+)
 from tinygpu.cli.given import JSON, ON, OWN, SCHEDULE, Given, read_schedule
 from tinygpu.cli.measuring import measured, why_no_gpu
 from tinygpu.cli.sizes import SIZES, SizedCommand, sizes_of
+from tinygpu.deadline import Deadline
 from tinygpu.errors import (
     DeviceError,
     LaunchError,
@@ -290,19 +301,54 @@ def _on_gpu(given: Given, seed: int, scalars: Mapping[str, float]) -> dict[str, 
 def calibrate(
     output: Annotated[Path, typer.Option("-o", "--output", help="The device file to write.")],
     name: Annotated[str, typer.Option(help="The device's name; else the driver's.")] = "",
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Only micro-kernels; random kernels are left out.")
+    ] = False,
 ) -> None:
-    """Measure this GPU's clocks, rates, latencies and bandwidths, and write a device file."""
+    """Measure this GPU by micro-kernels and random kernels, and write a device file."""
+    from tinygpu.cli.calibrating import (
+        FITTED_NUMBERS,
+        SECONDS,
+        expected,
+        groups_of,
+        refined,
+        timings,
+    )
     from tinygpu.codegen.run import calibrate as calibrating
     from tinygpu.codegen.run.launch import gpu
+    from tinygpu.codegen.run.provenance import device_and_driver
     from tinygpu.devices.device import to_json
 
     gpu()  # to know first that there is one, and then that the file can be written
     if output.is_dir() or output.suffix != ".json":
         raise DeviceError(f"device file {output}: give the path of a file, NAME.json")
-    output.parent.mkdir(parents=True, exist_ok=True)
+    write(output.with_name(f".{output.name}.probe"), "").unlink()
     date = datetime.now(UTC).strftime("%Y-%m-%d")
-    write(output, to_json(calibrating.calibrate(say, date=date, name=name)))
-    say(f"{output}: use it with --device {output}")
+    with resumable("nothing was written; the same command starts again"):
+        found = calibrating.calibrate(say, date=date, name=name)
+    write(output, to_json(found))
+    use = f"use it with --device {output}"
+    if quick:
+        say(f"{output}: {use}; {expected(found, device_and_driver()[0])}")
+        return
+    until, rng = Deadline.within(SECONDS, time.monotonic), np.random.default_rng(0)
+    kept = f"{output} has the micro-kernels' numbers; {use}"
+    with resumable(kept), bar("random kernels") as progress:
+        timed = list(
+            timings(groups_of(found, rng), until=until, progress=lambda done: progress(done, None))
+        )
+        found = refined(found, timed, rng)
+    if not found.errors:
+        say(f"{kept}: too few random kernels ran on it to say how far the model is off")
+        return
+    write(output, to_json(found))
+    for field in FITTED_NUMBERS:
+        if (number := found.provenance[field]).kind == "fitted":
+            say(f"{field} = {number.value:.6g}; {number.source}")
+    columns = ("machine", "#kernels", "#error, median", "#bias")
+    rows = [(name, e.count, e, f"{100 * math.expm1(e.bias):+.1f} %") for name, e in found.errors]
+    table("predicted over measured, of random kernels that were held out", columns, rows)
+    say(f"{output}: {use}")
 
 
 def doctor(as_json: JSON = False) -> None:

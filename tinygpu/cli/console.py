@@ -66,7 +66,7 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) 
     from rich.console import Console
     from rich.table import Table
 
-    shown = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
         right = column.startswith("#")
         shown.add_column(column.removeprefix("#") or "#", justify="right" if right else "left")
@@ -75,6 +75,7 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) 
     console = Console(highlight=False, markup=False)
     if not console.is_terminal:
         console.width = 200  # a file or a pipe has no edge to wrap at
+    console.print(title, style="italic")  # one of the table's own is wrapped where that is narrow
     console.print(shown)
 
 

@@ -19,14 +19,14 @@ from tinygpu.cli.given import (
     LAYOUT,
     MACHINE,
     Given,
+    device_given,
     fixed_values,
-    machine_named,
     machines_for,
 )
 from tinygpu.cli.measuring import measured, why_no_gpu
 from tinygpu.cli.plot import drawn_timeline, shape_text
 from tinygpu.cli.shapes import LAYERS
-from tinygpu.devices.device import label, load_device
+from tinygpu.devices.device import label
 from tinygpu.term.operation import Problem
 from tinygpu.term.schedule import to_json
 
@@ -109,10 +109,10 @@ def add_to(app: typer.Typer) -> None:
 def demo(
     out: Annotated[Path, typer.Option(help="Folder of the report.")] = Path("report"),
     tokens: Annotated[int, typer.Option(help="Rows of each product.")] = 4096,
-    machine: MACHINE = "hopper",
+    machine: MACHINE = "",
     dtype: DTYPE = "",
     layout: LAYOUT = "nt",
-    device: DEVICE = "h200",
+    device: DEVICE = "",
     top: Annotated[int, typer.Option(min=1, max=1000, help="Schedules a layer.")] = 20,
     layer: Annotated[list[str] | None, typer.Option(help="Only this layer; repeatable.")] = None,
     fix: Annotated[
@@ -129,14 +129,14 @@ def demo(
     from tinygpu.errors import OperationError, nearest
     from tinygpu.space.space import Space
 
-    chip = load_device(device)
-    chosen = machine_named(machine)
-    fixed = fixed_values(chosen, fix or ())
+    chip = device_given(device)
     for name in layer or ():
         if name not in LAYERS:
             raise OperationError(f"layer {name}: {nearest(name, LAYERS)}")
+    dtype = dtype or "bf16" * (not machine)
     operation = operation_of(Asked("matmul", dtype=dtype, layout=layout), machine)
-    machines_for(operation, chip, machine)  # to know before a file is written that it can
+    *_, chosen = machines_for(operation, chip, machine)  # the newest that can
+    fixed = fixed_values(chosen, fix or ())
     problems = {
         name: Problem.of(operation, m=tokens, n=n, k=k)
         for name, (_, n, k) in LAYERS.items()

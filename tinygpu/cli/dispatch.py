@@ -20,7 +20,15 @@ import typer
 
 from tinygpu.cli.asked import Asked, asking, operation_of
 from tinygpu.cli.console import bar, resumable, say, say_json, table, time_text
-from tinygpu.cli.given import DEVICE, JSON, machine_named, machines_for
+from tinygpu.cli.given import (
+    DEVICE,
+    JSON,
+    REPRODUCIBLE,
+    device_given,
+    in_order,
+    machine_named,
+    machines_for,
+)
 from tinygpu.cli.measuring import why_no_gpu
 from tinygpu.cli.shapes import Shape, shapes_of
 from tinygpu.cli.sizes import SizedCommand, spelled, texts_of
@@ -65,7 +73,7 @@ def dispatch(
     machine: Annotated[
         list[str] | None, typer.Option(help="Whose kernels; repeatable. Else all that fit.")
     ] = None,
-    device: DEVICE = "h200",
+    device: DEVICE = "",
     points: Annotated[int, typer.Option(min=1, max=4096, help="Sizes taken of a range.")] = 64,
     candidates: Annotated[
         int, typer.Option(min=1, max=512, help="Kernels that are measured at every shape, at most.")
@@ -76,6 +84,7 @@ def dispatch(
     budget: Annotated[
         float, typer.Option(min=0, max=86_400, help="Seconds of climbing at each searched shape.")
     ] = 0.0,
+    reproducible: REPRODUCIBLE = False,
     as_json: JSON = False,
 ) -> None:
     """Choose a few kernels that serve every shape, and the rule; write them as a bundle.
@@ -96,7 +105,7 @@ def dispatch(
         raise ScheduleError(f"--kernels {kernels}: at least 1, at most {_MOST_KERNELS}")
     if asked.operation == "matmul":
         asked = replace(asked, dtype=asked.dtype or "bf16", layout=asked.layout or "nt")
-    operation, chip = operation_of(asked), load_device(device)
+    operation, chip = operation_of(asked), device_given(device)
     texts = texts_of(operation.name, operation.axes, asked.sizes or ())
     wanted = shapes_of(operation, texts, layer or (), shapes, points)
     whose = machine or [one.name for one in machines_for(operation, chip)]
@@ -105,6 +114,8 @@ def dispatch(
         for shape in wanted:
             one.check_sizes(shape.sizes)
     names = {one.name: name for one, name in zip(every, whose, strict=True)}
+    if reproducible:
+        in_order({one: {} for one in every})
     find_ptxas()
     refuse_other(out)
     why_not = "it was not asked for"
@@ -117,7 +128,11 @@ def dispatch(
     kept = f"measurements are kept in {store}; the same command goes on"
     again = "nothing is lost; the same command starts again"
     with resumable(again if why_not else kept), ExitStack() as open_:
-        chosen = open_.enter_context(Dispatch(operation, wanted, names, device, why_not, store))
+        made = Dispatch(
+            operation, wanted, names, device or chip.name, why_not, store,
+            reproducible=reproducible,
+        )  # fmt: skip
+        chosen = open_.enter_context(made)
         chosen.find(budget, kernels, candidates)
         chosen.time()
         chosen.choose(kernels, aim)
@@ -143,7 +158,7 @@ class Dispatch(ExitStack):
     A context manager, which ends the processes that search and measure.
 
     ``names``: machines by their own name, each as it is named in another process.  ``why_not``
-    says why nothing is measured, or "".
+    says why nothing is measured, or "".  ``reproducible``: all kernels add along k in order.
     """
 
     def __init__(
@@ -154,6 +169,8 @@ class Dispatch(ExitStack):
         device: str,
         why_not: str,
         store: Path,
+        *,
+        reproducible: bool = False,
     ) -> None:
         from tinygpu.cli.dispatching import Fleet
         from tinygpu.codegen.runtime.driver import devices
@@ -161,6 +178,7 @@ class Dispatch(ExitStack):
         super().__init__()
         self.operation, self.shapes, self.device = operation, shapes, device
         self.names, self.why_not, self.store = names, why_not, store
+        self.reproducible = reproducible
         self.machines = {own: machine_named(name) for own, name in names.items()}
         self.gpus = 0 if why_not else max(1, devices())
         self.fleet = self.enter_context(Fleet(self.gpus))
@@ -174,7 +192,10 @@ class Dispatch(ExitStack):
         from tinygpu.cli.dispatching import Job
 
         machines, store = tuple(self.names.values()), self.store if self.gpus else None
-        return Job(machines, self.device, self.operation, shape, store, **how)
+        return Job(
+            machines, self.device, self.operation, shape, store,
+            reproducible=self.reproducible, **how,
+        )  # fmt: skip
 
     def find(self, seconds: float, count: int, most: int) -> None:
         """Search at shapes for candidates, and predict their times at every shape.
@@ -378,6 +399,7 @@ class Dispatch(ExitStack):
             "axes": list(self.operation.axes),
             "rule": rule,
             "aim": aim,
+            "reproducible": self.reproducible,
             "candidates": len(self.schedules),
             "slowdown": self.choice.slowdown,
             "bound": self.choice.bound,

@@ -85,7 +85,7 @@ class Job:
 
     ``spreads``: how many of the model's best to find; ``first``: those to try, and ``seconds`` to
     climb from them; ``schedules``: those to time, by ``anew`` without the store, or to predict at
-    ``shapes``.
+    ``shapes``.  ``reproducible``: only those that add along k in order.
     """
 
     machines: tuple[str, ...]
@@ -101,6 +101,7 @@ class Job:
     peers: tuple[str, ...] | None = None
     anew: bool = False
     rounds: int = 3
+    reproducible: bool = False
 
     @property
     def problem(self) -> Problem:
@@ -202,7 +203,7 @@ def ranked_at(job: Job) -> list[Pair]:
 
     chip, found = load_device(job.device), []
     for machine in map(machine_named, job.machines):
-        space = Space(machine, job.problem, chip, fixed=_one_for_all(machine))
+        space = Space(machine, job.problem, chip, fixed=_one_for_all(machine, job))
         try:
             ranked = rank(space, job.spreads, spread=machine.spread, exact=False).best
         except IllegalScheduleError:
@@ -224,7 +225,7 @@ def tried_at(job: Job) -> list[Pair]:
     if job.first and job.seconds:
         chip = load_device(job.device)
         spaces = [
-            Space(machine, job.problem, chip, fixed=_one_for_all(machine))
+            Space(machine, job.problem, chip, fixed=_one_for_all(machine, job))
             for machine in map(machine_named, job.machines)
         ]
         first = [Candidate(*pair) for pair in job.first]
@@ -238,9 +239,10 @@ def tried_at(job: Job) -> list[Pair]:
     return sorted((p for p in pairs if math.isfinite(p[1])), key=lambda pair: pair[1])
 
 
-def _one_for_all(machine: Machine) -> dict[str, Value]:
+def _one_for_all(machine: Machine, job: Job) -> dict[str, Value]:
     """Return what is fixed, so that a kernel is not of one shape alone."""
-    return {"specialised": 0} if "specialised" in machine.decisions() else {}
+    fixed: dict[str, Value] = dict(machine.in_order or {}) if job.reproducible else {}
+    return fixed | ({"specialised": 0} if "specialised" in machine.decisions() else {})
 
 
 def timed_at(job: Job) -> ShapeTimes:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tinygpu.cli.machine_file import is_file, machine_in
-from tinygpu.devices.device import DEVICES, Device, load_device
+from tinygpu.devices.device import DEVICES, Device, device_of, load_device
 from tinygpu.errors import MachineError, OperationError, ScheduleError, nearest
 from tinygpu.machines import MACHINES
 from tinygpu.term.machine import Machine, Value
@@ -32,11 +32,15 @@ __all__ = [
     "MACHINE",
     "ON",
     "OWN",
+    "REPRODUCIBLE",
     "SCHEDULE",
     "SPREAD",
+    "Fixed",
     "Given",
+    "device_given",
     "fixed_for",
     "fixed_values",
+    "in_order",
     "machine_named",
     "machines_for",
     "machines_with",
@@ -45,7 +49,9 @@ __all__ = [
 ]
 
 SCHEDULE = Annotated[Path, typer.Argument(help="A schedule file that search wrote.")]
-DEVICE = Annotated[str, typer.Option(help="A device's name, or the path of its .json file.")]
+DEVICE = Annotated[
+    str, typer.Option(help="A device's name or .json file; else this GPU's, h200 without a GPU.")
+]
 ON = Annotated[
     str, typer.Option("--device", help="A device's name or .json file; else the schedule's.")
 ]
@@ -66,6 +72,15 @@ LAYOUT = Annotated[
     str, typer.Option(help=r"nn, nt, tn or tt; t: a as a\[k,m], b as b\[n,k]. nt: a linear layer.")
 ]
 JSON = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]
+REPRODUCIBLE = Annotated[
+    bool,
+    typer.Option("--reproducible", help="Add along k in one order, the same for every m."),
+]
+Fixed = dict[Machine, dict[str, tuple[Value, ...]]]
+
+
+_ELSE = "h200"
+"""The device of whom has no GPU, and of a schedule file that names none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +115,23 @@ class Given:
         from tinygpu.codegen.run.agreement import require_computes
 
         return require_computes(self.program())
+
+
+def device_given(named: str = "") -> Device:
+    """Return the device that is named, else that of the GPU here, else ``h200``.
+
+    A GPU without a device file is told in one line.  Raises DeviceError as ``load_device`` does.
+    """
+    from tinygpu.codegen.run.provenance import device_and_driver
+
+    if named:
+        return load_device(named)
+    gpu, _ = device_and_driver()
+    found = device_of(gpu)
+    if not found and gpu != "none":
+        way = "tinygpu calibrate -o FILE.json measures it, --device FILE.json takes that"
+        typer.echo(f"device: no file is of {gpu}, {_ELSE} stands for it; {way}", err=True)
+    return load_device(found or _ELSE)
 
 
 def machine_named(name: str) -> Machine:
@@ -178,7 +210,7 @@ def read_schedule(path: Path, device: str = "", *, machine: str = "") -> Given:
             f"schedule file {path}: it is of machine {found.name}, and --machine {machine} is "
             f"{machine_named(machine).name}; leave --machine out, or give that of the file"
         )
-    recorded = device_in(text) or "h200"
+    recorded = device_in(text) or _ELSE
     if not device and recorded not in DEVICES:
         raise ScheduleError(
             f"schedule file {path}: it is for device {recorded}; give that file, or another "
@@ -202,14 +234,12 @@ def spread_of(machines: Sequence[Machine], given: str) -> dict[str, tuple[str, .
     return {m.name: tuple(n for n in names if n in m.decisions()) for m in machines}
 
 
-def fixed_for(
-    machines: Sequence[Machine], given: Sequence[str]
-) -> dict[Machine, dict[str, tuple[Value, ...]]]:
+def fixed_for(machines: Sequence[Machine], given: Sequence[str]) -> Fixed:
     """Read ``decision=value`` for several machines: those that lack it are left out.
 
     Raises ScheduleError, of the last, if none is left.
     """
-    found: dict[Machine, dict[str, tuple[Value, ...]]] = {}
+    found: Fixed = {}
     for machine in machines:
         try:
             found[machine] = fixed_values(machine, given)
@@ -217,6 +247,34 @@ def fixed_for(
             if machine is machines[-1] and not found:
                 raise
     return found
+
+
+def in_order(fixed: Fixed) -> Fixed:
+    """Return what is fixed with what makes each sum one chain in the order of k besides.
+
+    Then the bits of a result are the same for every m, whichever schedule is chosen.  Raises
+    ScheduleError for several machines, which add in orders of their own, for one that does not say
+    what the order depends on, and where what is fixed is at odds with it.
+    """
+    names = ", ".join(machine.name for machine in fixed)
+    if len(fixed) > 1:
+        raise ScheduleError(
+            f"--reproducible: {names} add in orders of their own; name one by --machine"
+        )
+    ((machine, values),) = fixed.items()
+    if machine.in_order is None:
+        raise ScheduleError(
+            f"--reproducible: machine {names} does not say what the order of its sums depends on; "
+            "set in_order in its class, or leave the option out"
+        )
+    for name, value in machine.in_order.items():
+        if value not in values.get(name, (value,)):
+            told = ",".join(map(str, values[name]))
+            raise ScheduleError(
+                f"--reproducible: sums in the order of k need {name}={value}; leave out --fix "
+                f"{name}={told}"
+            )
+    return {machine: {**values, **{n: (v,) for n, v in machine.in_order.items()}}}
 
 
 def fixed_values(machine: Machine, given: Sequence[str]) -> dict[str, tuple[Value, ...]]:

@@ -27,12 +27,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tinygpu.deadline import NEVER, Deadline
-from tinygpu.errors import LaunchError
+from tinygpu.errors import LaunchError, TinyGpuError
+from tinygpu.search.ties import plainness, ranked
 from tinygpu.term.machine import Machine
 from tinygpu.term.schedule import Schedule
 
 if TYPE_CHECKING:
-    from tinygpu.codegen.run.measure import Campaign, Crew, Options
+    from tinygpu.codegen.run.measure import Base, Campaign, Crew, Options
     from tinygpu.search.neighbourhood import Candidate
     from tinygpu.space.measurement import Measurement, Results
     from tinygpu.space.space import Space
@@ -46,6 +47,12 @@ _PEERS, _BEST_PEERS = 8, 2
 
 _FINAL_SECONDS, _FINAL_SHARE = 6.0, 0.4
 """What of a deadline is kept for the final, at most, and as a share of what is left."""
+_FINAL_TIMES, _FINAL_LEAST = 1.5, 1.0
+"""What is kept for it once a batch was timed: so often as long as that took, and seconds more."""
+_ASSEMBLING_SHARE, _LEAST_ASSEMBLING = 0.2, 1.0
+"""Of a search's time, what ptxas may take to order the model's best, and the seconds it needs."""
+_MOST_AT_ONCE = 16
+"""Kernels of the first batch, at most: those of as many cores take as long to build as one."""
 _CAPTURE_SECONDS, _LEAST_ROUNDS = 0.08, 5
 """What preparing a candidate of the final takes; the fewest rounds that give quartiles."""
 
@@ -63,7 +70,7 @@ class Effort:
     seconds: float = 60.0
     evaluations: int | None = None
     finalists: int = 10
-    strategy: str = "learned"
+    strategy: str = "gaussian"
     seed: int = 0
 
 
@@ -71,10 +78,11 @@ class Effort:
 class Tuned:
     """What a search by measuring found.
 
-    ``finalists`` and ``peers`` were timed together under sustained load, the fastest first; those
-    that failed come last.  The model's first choice is always among them: ``first_seconds`` says
-    how long it takes, None if it failed.  ``evaluated`` has all that was measured, coarsely.
-    ``settled`` says that no single change of the best few promised more.
+    ``finalists`` and ``peers`` were timed together under sustained load, the fastest first, those
+    that tie by the rule of ``search/ties.py``; those that failed come last.  The model's first
+    choice is always among them: ``first_seconds`` says how long it takes, None if it failed.
+    ``evaluated`` has all that was measured, coarsely.  ``settled`` says that nothing left may be
+    faster.
     """
 
     finalists: tuple[tuple[Candidate, Measurement], ...]
@@ -138,8 +146,7 @@ def tune(
         else Campaign(problem, store=store, options=options, crew=crew)
     ) as campaign:
         search = _Tuning(campaign, spaces, first, effort, tell, until)
-        named = [name for module in peers for name in campaign.peers(module)[:most_peers]]
-        search.peers = campaign.measure({}, named, until=search.until)
+        search.beside = [name for module in peers for name in campaign.peers(module)[:most_peers]]
         return search.run(peers)
 
 
@@ -173,22 +180,33 @@ class _Tuning:
         self.whole = whole
         self.until = whole.before(min(_FINAL_SECONDS, _FINAL_SHARE * whole.left()))
 
-        self.campaign, self.first, self.effort, self.tell = campaign, first, effort, tell
+        self.campaign, self.effort, self.tell = campaign, effort, tell
         self.spaces = {space.machine.name: space for space in spaces}
+        asking = _ASSEMBLING_SHARE * min(self.until.left(), effort.seconds)
+        self.first = list(first)
+        if asking >= _LEAST_ASSEMBLING:
+            self.first = self.by_code(first, self.until.sooner(asking))
         self.near = {n: Neighbourhood(space, self.until) for n, space in self.spaces.items()}
         self.predicted = {c.schedule: c.predicted_seconds for c in first}
         self.evaluated: dict[Schedule, Measurement] = {}
+        self.beside: list[str] = []
         self.peers: list[Measurement] = []
+        self.budget = whole
         self.stopped = False
 
     def run(self, modules: Sequence[str]) -> Tuned:
         """Walk as the strategy wants, and compare the fastest."""
+        from tinygpu.cores import cores
         from tinygpu.search.strategies import STRATEGIES, Domain, walk
 
+        self.budget = self.whole.sooner(self.effort.seconds)
         self.until = self.until.sooner(self.effort.seconds)
         for near in self.near.values():
             near.until = self.until
-        domain = Domain(self.first, self.changes, self.drawn, self.apart, self.pipelined)
+        domain = Domain(
+            self.first, self.changes, self.drawn, self.apart, self.pipelined,
+            min(cores(), _MOST_AT_ONCE),
+        )  # fmt: skip
         steps = STRATEGIES[self.effort.strategy](domain, np.random.default_rng(self.effort.seed))
         seconds = walk(steps, self.evaluate, go_on=self.go_on)
         right = sorted((s for s in seconds if math.isfinite(seconds[s])), key=seconds.__getitem__)
@@ -203,6 +221,30 @@ class _Tuning:
         finalists, theirs = self.final(right, modules)
         first = next(m for c, m in finalists if c.schedule == self.first[0].schedule).seconds
         return Tuned(finalists, theirs, self.evaluated, self.predicted, not self.stopped, first)
+
+    def by_code(self, first: Sequence[Candidate], until: Deadline) -> list[Candidate]:
+        """Order by the time with the registers and spills that ptxas says, as far as it is asked.
+
+        It is asked where the model estimates registers: they decide what fits on an SM.
+        """
+        from tinygpu.search.time.cost import cost
+        from tinygpu.search.time.launch import Assembled, takes_tiles
+
+        problem = self.campaign.problem
+        programs = self.programs([one.schedule for one in first])
+        asked = {s: program for s, program in programs.items() if not takes_tiles(program)}
+        device = {s: self.spaces[s.machine].device for s in programs}
+        wanted = [(program, device[s].arch, problem.sizes) for s, program in asked.items()]
+        codes = self.campaign.crew.builders.codes(wanted, until)
+        seconds = {one.schedule: one.predicted_seconds for one in first}
+        known = set(programs) - set(asked)
+        for (schedule, program), code in zip(asked.items(), codes, strict=False):
+            known.add(schedule)
+            seconds[schedule] = math.inf  # if ptxas does not take it
+            if not isinstance(code, TinyGpuError):
+                told = cost(program, problem.sizes, device[schedule], code=Assembled(*code))
+                seconds[schedule] = float(told.seconds)
+        return sorted(first, key=lambda c: (c.schedule not in known, seconds[c.schedule]))
 
     def apart(self, schedule: Schedule) -> object:
         """Return what tells schedules apart by more than details."""
@@ -261,15 +303,35 @@ class _Tuning:
         self.stopped = len(allowed) < len(schedules)
         programs = self.programs(allowed)
         until = self.until if self.evaluated else self.whole
-        measured = self.campaign.measure(programs, until=until)
-        found = {s: m for s, m in zip(programs, measured, strict=True) if m.reason != LATE}
+        first = not self.evaluated  # whose batch has the peers, too
+        measured = self.campaign.measure(
+            programs, self.beside if first else (), until=until, against=self.incumbent()
+        )
+        if first:
+            self.peers = measured[len(programs) :]
+        found = {s: m for s, m in zip(programs, measured, strict=False) if m.reason != LATE}
         self.stopped = self.stopped or len(found) < len(programs)
+        if first and found:  # so far the final had a share of what was left
+            final = _FINAL_TIMES * self.campaign.timing_seconds + _FINAL_LEAST
+            self.until = self.whole.before(min(final, _FINAL_SECONDS)).sooner(self.budget.left())
+            for near in self.near.values():
+                near.until = self.until
         self.evaluated |= found
         if self.tell:
             times = [m.seconds for m in self.evaluated.values() if m.seconds]
             self.tell(len(self.evaluated), most, min(times, default=math.inf))
         seconds = {s: m.seconds for s, m in found.items()}
         return [seconds.get(s) or math.inf for s in schedules]
+
+    def incumbent(self) -> Base | None:
+        """Return the fastest so far, which others are timed against."""
+        from tinygpu.codegen.run.measure import Base
+
+        ran = {s: m.seconds for s, m in self.evaluated.items() if m.seconds}
+        if not ran:
+            return None
+        best = min(ran, key=ran.__getitem__)
+        return Base(best, self.programs([best])[best], ran[best])
 
     def programs(self, schedules: Sequence[Schedule]) -> dict[Schedule, Program]:
         """Return the terms of schedules."""
@@ -301,17 +363,24 @@ class _Tuning:
             ]
             beside += names[:_BEST_PEERS]
         options = self.rounds(SUSTAINED, len(chosen) + len(beside))
+        programs = self.programs(chosen)
         found = self.campaign.measure(
-            self.programs(chosen), beside, options=options, anew=True, until=self.whole
-        )
+            programs, beside, options=options, anew=True, until=self.whole,
+            against=self.incumbent(),
+        )  # fmt: skip
         mine = dict(zip(chosen, found[: len(chosen)], strict=True))
         theirs = _ran(found[len(chosen) :])
         if not any(m.seconds for m in mine.values()):  # there was no time for it
             mine |= {s: self.evaluated[s] for s in chosen if s in self.evaluated}
             theirs = [m for m in _ran(self.peers) if peer_of(m) in beside]
+        registers = self.campaign.registers({s: programs[s] for s in mine}, self.whole)
+        order = ranked(
+            [m.seconds for m in mine.values()],
+            [m.spread / 2 for m in mine.values()],
+            [plainness(s, registers.get(s, math.inf)) for s in mine],
+        )
         every = [(Candidate(s, self.predicted[s]), m) for s, m in mine.items()]
-        every.sort(key=lambda one: one[1].seconds or math.inf)
-        return tuple(every), tuple(theirs)
+        return tuple(every[i] for i in order), tuple(theirs)
 
     def rounds(self, options: Options, count: int) -> Options:
         """Return options with as many rounds of ``count`` candidates as there is time for."""

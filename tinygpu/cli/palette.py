@@ -55,6 +55,7 @@ COMPONENTS: Mapping[str, tuple[str, str]] = {
     "tma": (_SAND, "<"),
     "epilogue": (_TEAL, "^"),
     # of those without
+    "burst": (_GREEN, "p"),
     "fma": (_ROSE, "H"),
     "l1": (_OLIVE, "h"),
     "issue": (_SAND, ">"),

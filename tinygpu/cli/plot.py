@@ -11,9 +11,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tinygpu.cli.console import json_text, say, write
-from tinygpu.cli.given import DEVICE, ON, OWN, SCHEDULE, Given, machines_with, read_schedule
+from tinygpu.cli.given import (
+    DEVICE,
+    ON,
+    OWN,
+    SCHEDULE,
+    Given,
+    device_given,
+    machines_with,
+    read_schedule,
+)
 from tinygpu.cli.which import BUNDLE, read_bundle
-from tinygpu.devices.device import DEVICES, Device, label, load_device, names_gpu
+from tinygpu.devices.device import Device, device_of, label, names_gpu
 from tinygpu.document import parsed
 from tinygpu.errors import ScheduleError, StoreError
 
@@ -141,7 +150,7 @@ def times(
 def measured(
     store: Annotated[Path, typer.Argument(help="The store.db of a search with --measure.")],
     output: OUTPUT = None,
-    device: DEVICE = "h200",
+    device: DEVICE = "",
     machine: OWN = "",
 ) -> None:
     """Draw predicted against measured times of all schedules in a store, and its peers' times."""
@@ -150,13 +159,13 @@ def measured(
 
     if not store.is_file() or not store.stat().st_size:
         raise StoreError(f"store {store}: no such file; tinygpu search --measure --out makes one")
-    chip, known = load_device(device), machines_with(machine)
+    chip, known = device_given(device), machines_with(machine)
     with Store(store) as kept:
         timed = [one for one in kept if one.seconds]
     mine = [one for one in timed if device.endswith(".json") or names_gpu(chip.name, one.device)]
     if timed and not mine:
         gpus = sorted({one.device for one in timed})
-        fit = [name for name in DEVICES if any(names_gpu(name, gpu) for gpu in gpus)]
+        fit = list(filter(None, map(device_of, gpus)))
         way = " or ".join(fit) if fit else "the file that tinygpu calibrate wrote there"
         raise StoreError(
             f"store {store}: measured on {', '.join(gpus)}, not on {chip.name}; give --device {way}"

@@ -37,12 +37,30 @@ from tinygpu.cli.console import (
     write,
 )
 from tinygpu.cli.folder import claimed, require_same
-from tinygpu.cli.given import DEVICE, JSON, MACHINE, SPREAD, fixed_for, machines_for, spread_of
+from tinygpu.cli.given import (
+    DEVICE,
+    JSON,
+    MACHINE,
+    REPRODUCIBLE,
+    SPREAD,
+    device_given,
+    fixed_for,
+    in_order,
+    machines_for,
+    spread_of,
+)
 from tinygpu.cli.measuring import Effort, Tuned, client_of, tune, why_no_gpu
 from tinygpu.cli.sizes import SizedCommand
+from tinygpu.cli.standing import standing
 from tinygpu.deadline import NEVER, Deadline
-from tinygpu.devices.device import label, load_device
-from tinygpu.errors import IllegalScheduleError, LaunchError, ScheduleError, nearest
+from tinygpu.devices.device import label
+from tinygpu.errors import (
+    IllegalScheduleError,
+    LaunchError,
+    ScheduleError,
+    TinyGpuError,
+    nearest,
+)
 from tinygpu.term.schedule import to_json
 
 if TYPE_CHECKING:
@@ -57,7 +75,7 @@ __all__ = ["add_to", "assembled", "computing", "ranked", "tree_of"]
 
 _RANKED = 96
 """Schedules of the model that a search by measuring starts from, one of each spread."""
-_ASSEMBLED = 32
+_ASSEMBLED = 200
 """Schedules of the model that are assembled before one is trusted, one of each spread."""
 _BESIDE_SECONDS, _TELLING_SECONDS, _COMPUTING_SECONDS = 8.4, 2.0, 1.0
 """What a search by measuring may take beside its budget, less Python's start; then, to tell."""
@@ -76,7 +94,7 @@ def add_to(app: typer.Typer) -> None:
 def search(
     asked: Asked,
     machine: MACHINE = "",
-    device: DEVICE = "h200",
+    device: DEVICE = "",
     top: Annotated[int, typer.Option(min=1, max=_MOST, help="How many schedules to find.")] = 10,
     measure: Annotated[
         bool, typer.Option("--measure", help="Search by measuring on this GPU.")
@@ -95,9 +113,9 @@ def search(
     strategy: Annotated[
         str,
         typer.Option(
-            help="What is measured next: learned, model, random, descent, evolution, smt."
+            help="What is measured next: gaussian, model, random, descent, evolution, smt."
         ),
-    ] = "learned",
+    ] = "gaussian",
     scheduler: Annotated[
         str, typer.Option(help="Measure on the workers of this dask scheduler, tcp://HOST:PORT.")
     ] = "",
@@ -112,6 +130,7 @@ def search(
     climb: Annotated[
         bool, typer.Option("--climb", help="Only improve random schedules, without a proof.")
     ] = False,
+    reproducible: REPRODUCIBLE = False,
     replace_it: Annotated[
         bool, typer.Option("--replace", help="Replace another search's result in the folder.")
     ] = False,
@@ -124,14 +143,15 @@ def search(
     from tinygpu.space.space import Space
 
     until = Deadline.within((budget or 60.0) + _BESIDE_SECONDS, time.monotonic)
-    chip, problem = load_device(device), problem_of(asked, machine)
+    chip, problem = device_given(device), problem_of(asked, machine)
     fixed = fixed_for(machines_for(problem.operation, chip, machine, problem.sizes), fix or ())
+    fixed = in_order(fixed) if reproducible else fixed
     chosen = list(fixed)
     apart = spread_of(chosen, spread)
     spaces = [Space(one, problem, chip, fixed=values) for one, values in fixed.items()]
     if measure and assemble:
         raise ScheduleError("--assemble: what is measured is assembled anyway; leave it out")
-    if not measure and (budget or evaluations or strategy != "learned" or scheduler):
+    if not measure and (budget or evaluations or strategy != "gaussian" or scheduler):
         raise ScheduleError(
             "--budget, --evaluations, --strategy, --scheduler: they are of what is measured; "
             "give --measure"
@@ -267,8 +287,7 @@ def assembled(spaces: Sequence[Space], found: Ranking, top: int) -> Ranking:
 
     Nothing is run.  What ptxas does not take is left out.  Raises AssemblyError if it takes none.
     """
-    from tinygpu.codegen.emit import emit
-    from tinygpu.codegen.run.assemble import Cubin, assemble_many
+    from tinygpu.codegen.run.build import Builders
     from tinygpu.search.exact.best import Ranked
     from tinygpu.search.time.cost import cost
     from tinygpu.search.time.launch import Assembled
@@ -277,17 +296,19 @@ def assembled(spaces: Sequence[Space], found: Ranking, top: int) -> Ranking:
     problem, device = spaces[0].problem, spaces[0].device
     schedules = [one.schedule for one in found.best]
     programs = [one.program(machines[one.machine], problem.operation) for one in schedules]
-    texts = [(emit(p, device.arch, problem.sizes), device.arch) for p in programs]
-    with bar("assemble") as progress:
-        cubins = assemble_many(texts, progress=lambda done, total: progress(done, total, ""))
-    best = []
-    for schedule, program, cubin in zip(schedules, programs, cubins, strict=True):
-        if isinstance(cubin, Cubin):
-            code = Assembled(cubin.registers, cubin.spill_stores_bytes + cubin.spill_loads_bytes)
-            timed = cost(program, problem.sizes, device, code=code)
-            best.append(Ranked(float(timed.seconds), schedule, timed))
+    best: list[Ranked] = []
+    failed: list[TinyGpuError] = []
+    with bar("assemble") as progress, Builders() as builders:
+        codes = builders.codes([(p, device.arch, problem.sizes) for p in programs])
+        for schedule, program, code in zip(schedules, programs, codes, strict=True):
+            if isinstance(code, TinyGpuError):
+                failed.append(code)
+            else:
+                timed = cost(program, problem.sizes, device, code=Assembled(*code))
+                best.append(Ranked(float(timed.seconds), schedule, timed))
+            progress(len(best) + len(failed), len(programs), "")
     if not best:
-        raise next(error for error in cubins if not isinstance(error, Cubin))
+        raise failed[0]
     best.sort(key=lambda one: one.seconds)
     return replace(found, best=tuple(best[:top]), proven=False)
 
@@ -483,6 +504,7 @@ def _measured_tree(
         "measured_on": tuned.finalists[0][1].device,
         "evaluations": len(tuned.evaluated),
         "settled": tuned.settled,
+        "tied": sum(one is not None and one[0] == 1 for one in standing(rows)[0]),
         "meaning": summary(meanings),
         "failed": sorted({m.reason for m in tuned.evaluated.values() if m.reason}),
         "best": rows,
@@ -551,11 +573,13 @@ def show(tree: Mapping[str, Any]) -> None:
     )
     if timed:
         proof = f"{tree['evaluations']} measured, " + (
-            "until no single change of the best promised more"
+            "until nothing left may be faster than the best"
             if tree["settled"]
             else "until the budget was spent; the same command goes on"
         )
     say(", ".join(f"{count_text(number)} {what}" for number, what in counts) + f"; {proof}")
+    if timed and (tied := standing(rows)[1]):
+        say(f"{tied}; of these the first has the fewest registers, and then the smallest tile")
     if rows and not timed:
         low, high = rows[0]["interval_seconds"]
         say(f"90 % interval of the first: {time_text(low)} to {time_text(high)}")

@@ -19,7 +19,7 @@ import numpy as np
 
 from tinygpu.cli.console import say, table, time_text, write
 from tinygpu.cli.heuristics import heuristics
-from tinygpu.devices.device import DEVICES, label, load_device, names_gpu
+from tinygpu.devices.device import device_of, label, load_device
 from tinygpu.document import parsed
 from tinygpu.errors import DocumentError, ScheduleError, StoreError
 from tinygpu.search.trust import (
@@ -124,11 +124,11 @@ def _kept(file: Path, device: str, machines: Mapping[str, Machine]) -> Iterator[
 
 def _chip(gpu: str) -> str:
     """Return the name of the device that a GPU is.  Raises StoreError if none is known."""
-    fit = [name for name in DEVICES if names_gpu(name, gpu)]
+    fit = device_of(gpu)
     if not fit:
         raise StoreError(f"report: measured on {gpu}; give --device and the file that tinygpu "
                          "calibrate wrote there")  # fmt: skip
-    return fit[0]
+    return fit
 
 
 RANKINGS: Mapping[str, Callable[[Evidence], Times | None]] = {

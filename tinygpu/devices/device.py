@@ -9,6 +9,11 @@ fast.  It is a data file (``tinygpu/devices/*.json``) in which each number is
 that a model agrees with runs, or an estimate until there is one (the source says which).  Rates are
 per cycle of the SM clock, in thread-level results (a warp's instruction gives 32).
 
+A number is what a data sheet says or a micro-kernel sees of one thing that stands alone
+(``tinygpu calibrate``), and nothing of a model: what stands around it in a kernel, the time model
+adds, by constants of the architecture (``search/time/fitted.py``).  ``docs/measuring.md``, section
+"The chip's own numbers", has each of them beside its rule.
+
 >>> h200 = load_device("h200")
 >>> h200.sms, h200.smem_bytes_per_cta_max
 (132, 232448)
@@ -23,12 +28,14 @@ Source: CUDA C++ Programming Guide, "Compute Capabilities" and "Arithmetic Instr
 from __future__ import annotations
 
 import json
+import math
 import re
 import reprlib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 from tinygpu.document import document, fields_of
@@ -39,10 +46,12 @@ __all__ = [
     "DEVICES",
     "NUMBERS",
     "Device",
+    "Errors",
     "Kind",
     "Number",
     "adds_vectors",
     "arch_number",
+    "device_of",
     "label",
     "limits",
     "load_device",
@@ -51,8 +60,11 @@ __all__ = [
     "to_json",
 ]
 
-DEVICES = ("h200", "a100", "rtx3060", "b200")
-"""Names of the devices that come with the package."""
+DEVICES = (
+    "h100", "h100_pcie", "gh200", "h200", "a100", "rtx3060", "l40s", "rtx4090", "b200", "rtx5090",
+    "rtx_pro_6000",
+)  # fmt: skip
+"""Names of the devices that come with the package; of one architecture the best known is last."""
 
 ARCHITECTURES = (
     "sm_75", "sm_80", "sm_86", "sm_87", "sm_88", "sm_89", "sm_90", "sm_90a",
@@ -61,16 +73,21 @@ ARCHITECTURES = (
 """What PTX is made for, by ptxas's names; those of PTX ISA 9.0 that ptxas 13.0 takes."""
 
 Kind = Literal["spec", "measured", "fitted"]
-_FORMAT, _VERSION = "tinygpu device", 2
+_FORMAT, _VERSION, _OLDER = "tinygpu device", 3, (2,)  # 2: without errors
 _FAR, _LARGEST = 1000, 1e40
 _POWERS = ("sector_bytes", "line_bytes", "banks", "bank_bytes", "register_allocation_unit")
 _WITHIN = (
-    ("clusters_of_4", 4, "sms"), ("clusters_of_8", 8, "sms"), ("sector_bytes", 1, "line_bytes"),
+    ("clusters_of_4", 4, "sms"), ("clusters_of_8", 8, "sms"), ("clusters_of_16", 16, "sms"),
+    ("sector_bytes", 1, "line_bytes"),
     ("smem_bytes_per_cta_max", 1, "smem_bytes_per_sm"),
     ("smem_bytes_per_sm", 1, "l1_bytes_per_sm"),
     ("threads_per_cta_max", 1, "threads_per_sm"), ("warps_per_sm", 32, "threads_per_sm"),
 )  # fmt: skip
 _FOLDER = Path(__file__).parent
+_OTHERS = frozenset(
+    ("pcie", "nvl", "hbm3e", "ti", "super", "d", "laptop", "mobile", "max", "mig", "grid")
+)
+"""Words that tell cards of one name apart: their counts, clocks or memories differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,17 +100,40 @@ class Number:
 
 
 @dataclass(frozen=True, slots=True)
+class Errors:
+    """How far the time model was off, with a device's numbers, on kernels of a machine.
+
+    Of ``count`` kernels that no number was fitted to: the ``median`` size of log(predicted /
+    measured), and its ``bias``, the median with its sign: above 0, they are faster than predicted.
+    """
+
+    median: float
+    bias: float
+    count: int
+
+    def __str__(self) -> str:
+        """As ``5.1 %``."""
+        return f"{100 * math.expm1(self.median):.1f} %"
+
+
+@dataclass(frozen=True, slots=True)
 class Device:
     """The numbers of one chip; ``numbers`` holds them again, with their sources.
+
+    ``errors`` are by machine, of those that were measured with exactly these numbers.
 
     ``issue_per_cycle_per_scheduler`` counts warp instructions; ``lsu_requests_per_cycle_per_sm``
     warp-level accesses; ``l2_bytes_per_cycle`` is of the whole chip.  ``barrier_latency_cycles`` is
     a ``bar.sync`` of a CTA whose warps arrive together, ``launch_seconds`` an empty kernel's time
     in a CUDA graph.  ``tensor_flop_per_cycle_per_sm`` is dense and of 16-bit inputs with fp32 sums;
-    ``fill_bytes_per_cycle_per_sm`` comes from L2 to one SM.  ``tma_latency_cycles`` is what TMA
-    adds to a load, ``cluster_latency_cycles`` the way to another SM (0: there is none);
-    ``clusters_of_4`` how many of 4 CTAs run at once, one on an SM (0: none): one lies in one GPC;
-    ``tensor_clock_hz`` the clock at which tensor cores without a pause meet the power cap.
+    ``fill_bytes_per_cycle_per_sm`` comes from L2 to one SM, the others idle.
+    ``tma_latency_cycles`` is a 128 B bulk copy and its wait, less L2's latency;
+    ``mbarrier_latency_cycles`` half a round trip between two warps of a CTA;
+    ``cluster_latency_cycles`` the same between two CTAs of a cluster, less that (0: there is none);
+    ``clusters_of_4`` how many of 4 CTAs run at once, one on an SM (0: none): one lies in one GPC
+    (of 16 only where the chip takes more than 8);
+    ``tensor_clock_hz`` the clock that is left where tensor cores do nothing but products, on every
+    SM, without a pause.
     """
 
     name: str
@@ -143,14 +183,21 @@ class Device:
     fill_bytes_per_cycle_per_sm: float
     clusters_of_4: int
     clusters_of_8: int
+    clusters_of_16: int
     tma_latency_cycles: float
     mbarrier_latency_cycles: float
     cluster_latency_cycles: float
     tensor_clock_hz: float
     numbers: tuple[tuple[str, Number], ...]
+    errors: tuple[tuple[str, Errors], ...] = ()
 
     @staticmethod
-    def of(name: str, arch: str, numbers: Mapping[str, Number]) -> Device:
+    def of(
+        name: str,
+        arch: str,
+        numbers: Mapping[str, Number],
+        errors: Mapping[str, Errors] = MappingProxyType({}),
+    ) -> Device:
         """Make a device from each field's number.
 
         Raises DeviceError for one that is missing, unknown, no positive number, or no whole number
@@ -177,7 +224,9 @@ class Device:
             for field, whole in NUMBERS.items()
         }
         ordered = tuple((field, numbers[field]) for field in NUMBERS)
-        return Device(name=name, arch=arch, numbers=ordered, **values)
+        for machine, found in errors.items():
+            _check_errors(f"{where}: errors of {reprlib.repr(machine)}", found)
+        return Device(name=name, arch=arch, numbers=ordered, errors=tuple(errors.items()), **values)
 
     @property
     def provenance(self) -> dict[str, Number]:
@@ -187,7 +236,10 @@ class Device:
     def with_values(
         self, *, kind: Kind = "fitted", source: str = "given by the caller", **values: float
     ) -> Device:
-        """Return the device with some numbers changed.  Raises DeviceError as ``of`` does."""
+        """Return the device with some numbers changed, and no errors, which were of the others.
+
+        Raises DeviceError as ``of`` does.
+        """
         changed = {field: Number(value, kind, source) for field, value in values.items()}
         return Device.of(self.name, self.arch, self.provenance | changed)
 
@@ -196,17 +248,21 @@ class Device:
         lines = [f"device {self.name} ({self.arch})"]
         for field, n in self.numbers:
             lines.append(f"  {field:32} {n.value:<16.10g} {n.kind:9} {n.source}")
+        for machine, e in self.errors:
+            lines.append(f"  error of {machine:23} {e!s:16} {e.count} kernels, bias {e.bias:+.3f}")
         return "\n".join(lines)
 
 
 NUMBERS: Mapping[str, bool] = {
-    f.name: f.type == "int" for f in fields(Device) if f.name not in ("name", "arch", "numbers")
+    f.name: f.type == "int"
+    for f in fields(Device)
+    if f.name not in ("name", "arch", "numbers", "errors")
 }
 """The fields that are numbers, and whether each is a whole one."""
 
 _MAY_BE_ZERO = (
     "smem_reserved_bytes_per_cta", "tma_latency_cycles", "cluster_latency_cycles",
-    "clusters_of_4", "clusters_of_8",
+    "clusters_of_4", "clusters_of_8", "clusters_of_16",
 )  # fmt: skip
 
 
@@ -237,9 +293,26 @@ def names_gpu(device: str, gpu: str) -> bool:
 
     >>> names_gpu("rtx3060", "NVIDIA GeForce RTX 3060"), names_gpu("h200", "NVIDIA GH200 480GB")
     (True, False)
+    >>> [names_gpu(name, "NVIDIA H100 PCIe") for name in ("h100", "h100_pcie")]
+    [False, True]
     """
-    letters = "[^a-z0-9]*".join(re.sub("[^a-z0-9]", "", device.lower()))
-    return bool(letters and re.search(rf"(?<![a-z0-9]){letters}(?![a-z0-9])", gpu.lower()))
+    words = _words(device)
+    letters = "[^a-z0-9]*".join("".join(words))
+    named = letters and re.search(rf"(?<![a-z0-9]){letters}(?![a-z0-9])", gpu.lower())
+    return bool(named) and (set(_words(gpu)) & _OTHERS) <= set(words)
+
+
+def device_of(gpu: str) -> str:
+    """Return the name of the device that comes with the package for a GPU, or "" if none does.
+
+    >>> device_of("NVIDIA RTX PRO 6000 Blackwell Server Edition"), device_of("NVIDIA H100 NVL")
+    ('rtx_pro_6000', '')
+    """
+    return next((name for name in DEVICES if names_gpu(name, gpu)), "")
+
+
+def _words(name: str) -> list[str]:
+    return re.findall("[a-z0-9]+", name.lower())
 
 
 def label(device: Device) -> str:
@@ -269,8 +342,8 @@ def limits(arch: str) -> Device:
 
     That is the one that comes with the package, or the nearest older one.
 
-    >>> limits("sm_90a").name, limits("sm_89").name, limits("sm_89").arch
-    ('h200', 'rtx3060', 'sm_89')
+    >>> limits("sm_90a").name, limits("sm_88").name, limits("sm_88").arch
+    ('h200', 'rtx3060', 'sm_88')
     """
     every = sorted(map(load_device, DEVICES), key=lambda d: arch_number(d.arch))
     older = [d for d in every if arch_number(d.arch) <= arch_number(arch)] or every[:1]
@@ -306,17 +379,25 @@ def to_json(device: Device) -> str:
             for field, n in device.numbers
         },
     }
+    if device.errors:
+        tree["errors"] = {machine: asdict(found) for machine, found in device.errors}
     return json.dumps(tree, indent=2) + "\n"
 
 
 def _parse(where: str, text: str) -> Device:
     try:
-        tree = document(text, _FORMAT, _VERSION, {"name": str, "arch": str, "numbers": dict})
+        kinds = {"name": str, "arch": str, "numbers": dict}
+        tree = document(text, _FORMAT, _VERSION, kinds, {"errors": dict}, older=_OLDER)
         numbers = {
             field: Number(**fields_of(entry, field, {"value": None, "kind": str, "source": str}))
             for field, entry in tree["numbers"].items()
         }
-        return Device.of(tree["name"], tree["arch"], numbers)
+        each = {"median": None, "bias": None, "count": int}
+        errors = {
+            machine: Errors(**fields_of(entry, f"errors of {machine}", each))
+            for machine, entry in tree.get("errors", {}).items()
+        }
+        return Device.of(tree["name"], tree["arch"], numbers, errors)
     except TinyGpuError as error:
         raise DeviceError(f"device file {where}: {error}") from None
 
@@ -344,6 +425,12 @@ def _plausible(where: str, device: Device) -> Device:
                 f"{getattr(device, whole)} it is at most {most}"
             )
     return device
+
+
+def _check_errors(what: str, found: Errors) -> None:
+    for value, least in ((found.median, 0.0), (found.bias, -_LARGEST), (found.count, 1)):
+        if isinstance(value, bool) or not isinstance(value, int | float) or value < least:
+            raise DeviceError(f"{what}: {reprlib.repr(value)}; give a number from {least:g} on")
 
 
 def _check(what: str, number: Number, *, whole: bool) -> None:

@@ -1,10 +1,22 @@
-"""The tensor memory accelerator: one thread moves a tile, to shared memory or from it."""
+"""The tensor memory accelerator: one thread moves a tile, to shared memory or from it.
+
+It moves boxes of at most 256 elements a side.  A tile of more lines is boxes of equal height.
+
+>>> [int(boxes(lines)) for lines in (8, 256, 264, 304)]
+[1, 1, 2, 2]
+"""
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+
 from tinygpu.isa.instruction import Instruction
 
-__all__ = ["FAMILY"]
+__all__ = ["BOX_SIDE", "FAMILY", "boxes"]
+
+BOX_SIDE = 256  # spec: boxDim
 
 FAMILY: tuple[Instruction, ...] = (
     Instruction("cp.async.bulk.tensor", ("gmem",), ("smem",), "tma", "mbarrier",
@@ -12,3 +24,8 @@ FAMILY: tuple[Instruction, ...] = (
     Instruction("cp.async.bulk.tensor.global", ("smem",), ("gmem",), "tma", "bulk_group",
                 issuer="one", arch="sm_90"),
 )  # fmt: skip
+
+
+def boxes(lines: Any) -> Any:
+    """Return in how many boxes a tile of so many lines is moved: an int, or an array of them."""
+    return np.maximum(-(-lines // BOX_SIDE), 1)

@@ -14,7 +14,9 @@ three sentences hold for all sizes >= 1, all tiles, all rows that exist:
     shown    what is not hidden is visible: all of a block in which no predicate acts
 
 ``read`` finds these forms in a term: origins of loads, trips, guards, predicates, and
-which row and key each register of each thread holds, by the digits of the product.  It also asks
+which row and key each register of each thread holds, by the digits of the product.  A ring may be
+filled by several statements, under guards: all of them load the same block at the same index, and
+that a block is there when it is read is the judge's affair.  ``read`` also asks
 what does not depend on sizes: scores are multiplied, then hidden, then read, and no other statement
 touches them.  Values meet the weights of their own turn, each turn once.  ``decide`` asks z3 for a
 counterexample to each sentence, in linear integers: a key c lies in the block of turn t where
@@ -41,6 +43,7 @@ from typing import Any, Literal
 
 from tinygpu.isa.algebra import FLOATS
 from tinygpu.legality.reach import exactly_once
+from tinygpu.legality.warp_products import by_dimension, counted_loops, of_tiles
 from tinygpu.smt import z3_module
 from tinygpu.term.access_map import Operand
 from tinygpu.term.expression import Apply, Constant, Expression, Index, Value
@@ -66,6 +69,9 @@ RESOURCES = 4_000_000
 """z3's steps for one question: at most about 2 s (measured); the machine's take a hundredth."""
 _SHOWN = (16, 256, 4096)
 """Sizes up to which a counterexample is looked for first."""
+
+_WHOLE = ("mbarrier", "commit_group")
+"""How copies to shared memory complete that write zeros for what lies outside."""
 
 Guard = tuple[Affine, int | str]
 
@@ -385,7 +391,7 @@ def read(program: Program) -> Reading:
     roles = [r for r in program.roles if any(_rings(s, loads) for s, _ in walked(r.body))]
     if len(roles) != 1:
         raise _UnreadError(f"{len(roles)} roles multiply what is loaded; one is recognised")
-    body = list(walked(roles[0].body))
+    body = of_tiles(list(walked(roles[0].body)), loads)
     products = [(s, b) for s, b in body if isinstance(s, Do) and _rings(s, loads)]
     for s, _ in products:
         if s.instruction.unit != "tensor" or s.lanes or s.multicast or len(s.reads) != 3:
@@ -397,8 +403,6 @@ def read(program: Program) -> Reading:
     tile, loop, inner = _loops(product, around)
     if loop is None or around[:2] != (tile, loop) or not _counted(inner):
         raise _UnreadError(f"{product} stands under a guard, or in other loops")
-    if product.fresh is None or not {n for n, _ in product.fresh.terms} <= {*_counted(inner)}:
-        raise _UnreadError(f"{product} does not start anew in each turn")
     layout = _layout(product, inner)
     row_axis, row, _ = _along(loads[_name(product.reads[0])], layout.lines[0])
     key_axis, key, block = _along(loads[_name(product.reads[1])], layout.lines[1])
@@ -407,7 +411,7 @@ def read(program: Program) -> Reading:
         raise _UnreadError(f"{product} does not multiply rows with a whole block of {keys}")
     if walks.turn(product.reads[0]) is not None or walks.turn(product.reads[1]) != var(loop.var):
         raise _UnreadError(f"{product} does not read the rows of its tile and the keys of its turn")
-    hides, last = walks.hides(product, layout)
+    hides, last = walks.hides(product, layout, {*_counted(inner)})
     uses, values = [], {}
     for s, b in products:
         if s is not product:
@@ -461,7 +465,8 @@ def _condition(program: Program) -> tuple[str, Expression | None]:
                 return any(map(bare, arguments))
         return False
 
-    wheres = [n for e in (scores.expression, operation.epilogue, *later) for n in e.nodes()
+    ends = [epilogue for _, epilogue in operation.results]
+    wheres = [n for e in (scores.expression, *ends, *later) for n in e.nodes()
               if isinstance(n, Apply) and n.operator == "where"]  # fmt: skip
     masked = mask is None and not wheres
     if mask is not None:
@@ -473,12 +478,31 @@ def _condition(program: Program) -> tuple[str, Expression | None]:
 
 @dataclass(frozen=True, slots=True)
 class _Load:
-    """A load of lines of an operand into a ring, once a tile or in each turn of ``loop``."""
+    """A load of lines of an operand into a ring, once a tile or in each turn to ``trips``.
+
+    Its forms count the turn at which it fills the ring by ``var``.
+    """
 
     do: Do
     source: Access
     tile: ForTile
-    loop: For | None
+    var: str = ""
+    trips: str = ""
+
+    @property
+    def modes(self) -> list[tuple[int, tuple[int, ...], tuple[int, ...]]]:
+        """The extent of each digit of values and threads, its steps in the operand and the ring."""
+        do, source, write = self.do, self.source, self.do.write
+        return [
+            *zip(do.values, source.value, write.value, strict=True),
+            *zip(do.threads, source.thread, write.thread, strict=bool(do.threads)),
+        ]
+
+    @property
+    def same(self) -> object:
+        """What loads of one ring have in common."""
+        forms = [sorted(_sum(form).items()) for form in (*self.source.origin, self.do.write.index)]
+        return self.source.buffer, self.modes, forms, self.tile, self.trips
 
 
 def _loads(program: Program) -> dict[str, _Load]:
@@ -490,25 +514,53 @@ def _loads(program: Program) -> dict[str, _Load]:
         for s, around in walked(role.body)
         if isinstance(s, Do)
     ]
+    loads: set[int] = set()
     for role, s, around in every:
         for source in s.reads:
             if not isinstance(source, Access) or source.buffer.level != "gmem":
                 continue
-            tile, loop, inner = _loops(s, around)
-            if inner:
-                raise _UnreadError(f"{s} stands under a guard, or in other loops")
-            if s.write.buffer.name in found or role.copies != 1:
-                raise _UnreadError(f"{s} is not the only load of its stage")
-            found[s.write.buffer.name] = _Load(s, source, tile, loop)
-            plain = s.instruction.unit == "tma" and not (s.multicast or s.lanes or s.threads)
+            load, name = _load(s, around), s.write.buffer.name
+            if role.copies != 1 or load.same != found.setdefault(name, load).same:
+                raise _UnreadError(f"{s} does not load what others do into its stage")
+            loads.add(id(s))
+            plain = s.instruction.completion in _WHOLE and not (s.multicast or s.lanes or s.where)
             if not plain or source.trimmed or s.write.buffer.home or s.write.buffer.copies != 1:
-                raise _UnreadError(f"{s} is no load of whole boxes by TMA")
+                raise _UnreadError(f"{s} is no load of whole boxes, by TMA or by all threads")
             if source.buffer.shape != program.operation.operand(source.buffer.name).axes:
                 raise _UnreadError(f"{s} reads an array that is not as its operand")
     for _, s, _ in every:
-        if s.write.buffer.name in found and s is not found[s.write.buffer.name].do:
-            raise _UnreadError(f"{s.write.buffer.name} is filled by several statements")
+        if s.write.buffer.name in found and id(s) not in loads:
+            raise _UnreadError(f"{s.write.buffer.name} is filled by other statements than loads")
     return found
+
+
+def _load(do: Do, around: Sequence[Block]) -> _Load:
+    """Return a load whose forms count the turn at which it fills its ring."""
+    (source,) = do.reads
+    assert isinstance(source, Access)
+    match [b for b in around if b.binds or b.guards]:
+        case [ForTile() as tile, *inner]:
+            pass
+        case _:
+            raise _UnreadError(f"{do} stands in no loop over tiles")
+    loops = [b for b in inner if isinstance(b, For)]
+    if not inner:
+        return _Load(do, source, tile)
+    counts = {factor for _, factor in do.write.index.terms if isinstance(factor, str)}
+    if len(loops) != 1 or len(counts) != 1 or _factor(do.write.index, loops[0].var) != 1:
+        raise _UnreadError(f"{do} stands under a guard, or in other loops")
+    (loop,), (trips,) = loops, counts
+    if isinstance(loop.trips, str) and loop.trips != trips:
+        raise _UnreadError(f"{do} is counted by {trips}, and {loop} runs to another number")
+    begin = do.write.index.constant
+
+    def turned(form: Affine) -> Affine:
+        steps = sum(c for n, c in form.terms if n == loop.var and isinstance(c, int))
+        return form + -begin * steps
+
+    counted = do.with_forms(turned)
+    assert isinstance(counted.reads[0], Access)
+    return _Load(counted, counted.reads[0], tile, loop.var, trips)
 
 
 def _loops(
@@ -528,8 +580,7 @@ def _loops(
 
 def _along(load: _Load, dimension: int) -> tuple[str, Affine, int]:
     """Return the axis along which a dimension of a ring moves, its origin there, and its lines."""
-    write, source = load.do.write, load.source
-    modes = list(zip(load.do.values, source.value, write.value, strict=True))
+    write, source, modes = load.do.write, load.source, load.modes
     axes = {d for _, steps, to in modes if to[dimension] for d, step in enumerate(steps) if step}
     if len(axes) != 1:
         raise _UnreadError(f"{load.do} moves along {len(axes)} axes in one dimension of its ring")
@@ -569,8 +620,7 @@ def _counted(blocks: Sequence[Block]) -> dict[str, int]:
 
     A product always has such loops around it: over slabs, slices and blocks.
     """
-    loops = [b for b in blocks if isinstance(b, For) and isinstance(b.trips, int) and not b.start]
-    return {b.var: int(b.trips) for b in loops} if len(loops) == len(blocks) else {}
+    return counted_loops(blocks) or {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -650,22 +700,11 @@ def _by_register(do: Do, modes: Sequence[_Mode]) -> list[tuple[int, tuple[int, i
 
     Each register is counted once, and its other steps are multiples of its own.
     """
-    shape = tuple(map(int, do.write.buffer.shape))
-    moving = [(extent, to, by) for extent, to, *by in modes if extent > 1]
-    if any(sum(map(bool, to)) > 1 or (not any(to) and any(by)) for _, to, by in moving):
-        raise _UnreadError(f"{do} does not count its registers by dimensions")
-    found = []
-    for d, extent in enumerate(shape):
-        own = [(e, to[d], by) for e, to, by in moving if to[d]]
-        once, count = exactly_once([(e, step) for e, step, _ in own])
-        steps = {tuple(x / step for x in by) for _, step, by in own} or {(0, 0)}
-        if not once or count != extent or len(steps) > 1:
-            raise _UnreadError(f"{do} does not count each register of {do.write.buffer.name} once")
-        (one,) = steps
-        if any(x != int(x) for x in one):
-            raise _UnreadError(f"{do} steps by parts of a register")
-        found.append((extent, (int(one[0]), int(one[1]))))
-    return found
+    apart = [(extent, to, (row, key)) for extent, to, row, key in modes]
+    found = by_dimension(do.write.buffer.shape, apart)
+    if found is None:
+        raise _UnreadError(f"{do} does not count each register of {do.write.buffer.name} once")
+    return [(extent, (row, key)) for extent, (row, key) in found]
 
 
 @dataclass(frozen=True, slots=True)
@@ -680,11 +719,11 @@ class _Following:
     def own(self, form: Affine, ring: str) -> Affine:
         """Return a form of a ring's load in this role's names of the tile and the turn."""
         load = self.loads[ring]
-        names = {load.tile.tile: self.tile.tile}
-        if load.loop is not None:
-            if load.loop.trips != self.loop.trips:
+        names = {load.tile.tile: self.tile.tile, load.tile.turn: self.tile.turn}
+        if load.var:
+            if load.trips != self.loop.trips:
                 raise _UnreadError(f"{load.do} has other turns than {self.loop}")
-            names[load.loop.var] = self.loop.var
+            names[load.var] = self.loop.var
         return Affine(form.constant, tuple((names.get(n, n), c) for n, c in form.terms))
 
     def turn(self, access: Operand) -> Affine | None:
@@ -695,30 +734,32 @@ class _Following:
         assert isinstance(access, Access)
         load = self.loads[access.buffer.name]
         trips = str(self.loop.trips)
-        tile = (self.tile.tile, trips if load.loop else "")
         filled = _sum(self.own(load.do.write.index, access.buffer.name))
         used = _sum(access.index)
-        counts = filled.pop((self.loop.var, ""), 0) if load.loop else 1
+        its = (self.tile.tile, self.tile.turn)  # those of the ring's own copy count its turns
+        tile = next((t for n in its if (t := (n, trips if load.var else "")) in filled), ("", ""))
+        counts = filled.pop((self.loop.var, ""), 0) if load.var else 1
         if counts != 1 or filled.pop(tile, 0) != 1 or used.pop(tile, 0) != 1:
             raise _UnreadError(f"{access} is not counted by tiles and turns")
         start = filled.pop(("", ""), 0)
         constant = used.pop(("", ""), 0) - start
-        if filled or used.keys() - ({(self.loop.var, ""), (trips, "")} if load.loop else set()):
+        if filled or used.keys() - ({(self.loop.var, ""), (trips, "")} if load.var else set()):
             raise _UnreadError(f"{access} is not counted by tiles and turns")
-        if load.loop is None:
+        if not load.var:
             if constant:
                 raise _UnreadError(f"{access} is of another tile")
             return None
         return Affine(constant, tuple((name, by) for (name, _), by in used.items()))
 
-    def hides(self, product: Do, layout: _Layout) -> tuple[tuple[Hide, ...], int]:
+    def hides(self, product: Do, layout: _Layout, loops: set[str]) -> tuple[tuple[Hide, ...], int]:
         """Return what hides scores, and the place of the last statement that does.
 
-        Scores are multiplied, hidden, and then read, all in the same turn.
+        Scores begin at 0, are multiplied in ``loops``, hidden, and then read, all in the same turn.
         """
         scores, name = layout.scores, layout.scores.buffer.name
         found: list[Hide] = []
         last, stage = -1, "before"
+        anew = product.fresh is not None and {n for n, _ in product.fresh.terms} <= loops
         for place, (s, around) in enumerate(self.body):
             if not isinstance(s, Do):
                 continue
@@ -726,9 +767,14 @@ class _Following:
             if s.where is not None and s.write.buffer.name != name:
                 raise _UnreadError(f"{s} compares, and does not hide scores")
             if s is product:
+                if not anew:
+                    raise _UnreadError(f"{product} does not start anew in each turn")
                 last, stage = place, "made"
                 continue
             if not touched:
+                continue
+            if stage == "before" and not anew and self.clears(s, around, scores):
+                anew = True
                 continue
             if stage == "before" or around[:1] != (self.tile,) or around[1:2] != (self.loop,):
                 raise _UnreadError(f"{s} touches scores that its turn has not made")
@@ -747,6 +793,17 @@ class _Following:
         if stage != "read":
             raise _UnreadError(f"{name} is not read after it is made")
         return tuple(found), last
+
+    def clears(self, do: Do, around: tuple[Block, ...], scores: Access) -> bool:
+        """Say whether a statement sets all scores of a turn to 0."""
+        inner = around[2:]
+        if around[:2] != (self.tile, self.loop) or (inner and not _counted(inner)):
+            return False
+        plain = do.where is None and do.lanes is None and not any(map(_sum, do.write.origin))
+        zero = do.reads == (Immediate(0.0),) and do.result(0.0, algebra=FLOATS) == 0.0
+        same = do.write.buffer == scores.buffer and _sum(do.write.index) == _sum(scores.index)
+        modes = [(e, to, ()) for e, to in zip(do.values, do.write.value, strict=True)]
+        return plain and zero and same and by_dimension(scores.buffer.shape, modes) is not None
 
     def use(self, product: Do, around: tuple[Block, ...], last: int) -> Weighted:
         """Return of which turns the weights and values are that a product multiplies."""
@@ -793,11 +850,11 @@ class _Following:
         along = load.source.buffer.shape.index(keys) if keys in load.source.buffer.shape else None
         moved = {
             d
-            for steps, to in zip(load.source.value, load.do.write.value, strict=True)
+            for _, steps, to in load.modes
             for d, step in enumerate(to)
             if step and along is not None and steps[along]
         }
-        if len(moved) != 1 or load.loop is None:
+        if len(moved) != 1 or not load.var:
             raise _UnreadError(f"{load.do} does not load a block of {keys} in each turn")
         _, first, lines = _along(load, *moved)
         if lines != block:

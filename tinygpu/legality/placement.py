@@ -268,10 +268,10 @@ def fill_tiles(case: Case, place: Place) -> Iterator[Clause]:
 
 
 def store_once(case: Case, place: Place) -> Iterator[Clause]:
-    """Check that the output's elements are each stored exactly once, or added to a cleared one."""
-    output = case.program.operation.output.name
+    """Check that each output's elements are each stored exactly once, or added to a cleared one."""
     access, adds = place.do.write, place.do.instruction.atomic
-    if access.buffer.name != output:
+    output = access.buffer.name
+    if output not in {o.name for o in case.program.operation.outputs}:
         return
     yield from _once(case, place, place.do)
     for dimension, (_, count) in enumerate(_box(case, place, place.do)):
@@ -308,10 +308,10 @@ def exit_last(case: Case) -> Iterator[Clause]:
 
 
 def stored(case: Case) -> Iterator[Clause]:
-    """Check that some statement writes the output."""
-    output = case.program.operation.output.name
-    writes = [p for p in case.places if p.do.write.buffer.name == output]
-    yield Clause(len(writes) > 0, "{} is never stored", (output,))
+    """Check that some statement writes each output."""
+    written = {p.do.write.buffer.name for p in case.places}
+    for output in case.program.operation.outputs:
+        yield Clause(output.name in written, "{} is never stored", (output.name,))
 
 
 def _once(case: Case, place: Place, do: Do) -> Iterator[Clause]:

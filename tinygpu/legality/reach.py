@@ -86,6 +86,8 @@ class Place:
     that one thread of the copy executes it.  ``beside``: the statements of the same body that
     write the same buffer in shared memory at the same index.  ``to_values``: the loops around it
     that run to a tile value; ``counts``: those from 0 to a number with a name, and the name.
+    ``room``: by a loop's variable and the name of a number how many more than the variable the
+    number is at least, by loops and guards.
     """
 
     do: Do
@@ -98,6 +100,7 @@ class Place:
     beside: tuple[Do, ...] = ()
     to_values: tuple[str, ...] = ()
     counts: tuple[tuple[str, str], ...] = ()
+    room: tuple[tuple[str, str, Any], ...] = ()
 
     @property
     def threads(self) -> Any:
@@ -110,7 +113,7 @@ class Place:
         ranges = [(n, *map(identity, (r.first, r.last, r.exact))) for n, r in self.ranges.items()]
         who = (self.role.copy, self.role.copies, self.role.threads, self.elected)
         tiles = tuple((t.start, t.step) for t in self.tiles)
-        counted = (self.to_values, self.counts)
+        counted = (self.to_values, self.counts, self.room)
         around = identity((who, counted, tiles, self.exits, self.beside))
         return identity(self.do), tuple(ranges), self.loops, around
 
@@ -222,6 +225,7 @@ class Case:
                             _beside(statement, body),
                             tuple(s.var for s in fors if s.trips in own),
                             tuple((s.var, str(s.trips)) for s in fors if s.start == 0),
+                            _room(around),
                         )
                     )
         return Case(
@@ -303,6 +307,19 @@ def _ranges(
     return ranges
 
 
+def _room(around: Sequence[Block]) -> tuple[tuple[str, str, Any], ...]:
+    """Return how far variables stay below numbers with a name, by loops to them and guards."""
+    found: dict[tuple[str, str], Any] = {}
+    for statement in around:
+        match statement:
+            case For(name, str(bound)):
+                found[name, bound] = 1
+            case When(Affine(constant, ((name, 1),)), str(bound)):
+                known = found.get((name, bound), constant + 1)
+                found[name, bound] = select(known < constant + 1, constant + 1, known)
+    return tuple((*names, least) for names, least in found.items())
+
+
 def moves(number: Any) -> bool:
     """Return False for a step that is the int 0, whatever was chosen."""
     return not (isinstance(number, int) and number == 0)
@@ -357,7 +374,13 @@ def last_origin(case: Case, place: Place, access: Access, dimension: int) -> tup
 
 def first_origin(case: Case, place: Place, access: Access, dimension: int) -> Any:
     """Return an origin's smallest coordinate; loops without an iteration do not count."""
-    total, steps = _counted_up(place, *origin_of(case, access, dimension))
+    total, terms = origin_of(case, access, dimension)
+    steps = dict(terms)
+    for name, bound, least in place.room:
+        step = steps.get(name, 0)
+        if moves(step) and np.all(step < 0) and np.all(steps.get(bound, 0) == -step):
+            total = total - step * least
+            del steps[name], steps[bound]
     for name, coefficient in steps.items():
         span = place.ranges.get(name)
         ends = (span.first, span.last) if span else (case.parameters.get(name, 0),) * 2

@@ -48,7 +48,7 @@ from tinygpu.term.tensor_memory import TENSOR_MEMORY
 __all__ = ["ROLE_LAWS", "entry_registers"]
 
 _CTAS = (1 << 31) - 1  # spec: gridDim.x
-_CLUSTER = 8  # spec: the largest that every chip of the architecture takes
+_CLUSTER, _LARGE_CLUSTER = 8, 16  # spec: what every chip of the architecture takes, and some
 _COUNT = (1 << 20) - 1  # spec: an mbarrier's arrivals, and its bytes
 _WARPGROUP = 128
 _LEAST, _MOST = 24, 256  # spec: setmaxnreg
@@ -74,12 +74,13 @@ def grid(case: Case) -> Iterator[Clause]:
 
 
 def cluster_size(case: Case) -> Iterator[Clause]:
-    """Compare the CTAs of a cluster with what every chip takes."""
+    """Compare the CTAs of a cluster with what the chip takes."""
     if case.program.cluster:
         ctas = product(extent for _, extent in case.program.cluster)
         text = "a cluster of {} has {} CTAs; 1 to {} are allowed"
         names = " x ".join(str(extent) for _, extent in case.program.cluster)
-        yield Clause((ctas >= 1) & (ctas <= _CLUSTER), text, (names, ctas, _CLUSTER))
+        most = _LARGE_CLUSTER if case.chip.clusters_of_16 else _CLUSTER
+        yield Clause((ctas >= 1) & (ctas <= most), text, (names, ctas, most))
 
 
 def issuers(case: Case, place: Place) -> Iterator[Clause]:
@@ -285,8 +286,9 @@ ROLE_LAWS: Mapping[str, Law] = {
         ),
         Law(
             "cluster_size",
-            "States that a cluster has 1 to 8 CTAs.",
-            "CUDA C++ Programming Guide, Thread Block Clusters",
+            "States that a cluster has 1 to 8 CTAs, or up to 16 where the device has room for one.",
+            "CUDA C++ Programming Guide, Thread Block Clusters; "
+            "CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED",
             "lower the CTAs of a cluster (cluster_m, cluster_n, cluster_k)",
             of_case=cluster_size,
         ),
@@ -316,8 +318,8 @@ ROLE_LAWS: Mapping[str, Law] = {
         ),
         Law(
             "home",
-            "States that what goes to shared memory of another CTA goes along an axis of the "
-            "cluster, by st.shared.",
+            "States that what goes to shared memory of another CTA goes to one along an axis of "
+            "the cluster, by st.shared.",
             _PTX + "st (.shared::cluster), mapa",
             "name an axis of the cluster as the buffer's home, and write by st.shared",
             of_place=home,

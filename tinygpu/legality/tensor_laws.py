@@ -1,14 +1,15 @@
 """Laws of whole tiles: boxes that TMA moves, tiles that wgmma multiplies, fragments that hold them.
 
 TMA moves a *box*: the first two value modes of its statement, (contiguous elements, lines); further
-modes are boxes of their own.  wgmma reads its inputs through descriptors, which can say two things
-of a tile in shared memory, swizzled in rows of S = 32, 64 or 128 B:
+modes are boxes of their own, and more than 256 lines are several of equal height.  wgmma reads its
+inputs through descriptors, which can say two things of a tile in shared memory, swizzled in rows of
+S = 32, 64 or 128 B:
 
     K-major     k is contiguous, the rows (columns) of the product lie S apart
     MN-major    rows (columns) are contiguous, steps of k lie S apart; slabs S wide lie anywhere
 
-TMA and wgmma take the XOR of the swizzle from address bits, so whatever they touch starts at a
-multiple of its pattern, 8 S bytes (128 B without a swizzle).
+TMA and wgmma take the XOR of the swizzle from address bits, and stages start at a multiple of its
+pattern, 8 S bytes.  So do tiles that wgmma reads; a box may start at any line of 128 B.
 
 >>> from tinygpu.devices.device import load_device
 >>> from tinygpu.term.machine import Chosen
@@ -30,16 +31,17 @@ from typing import Any
 
 import numpy as np
 
+from tinygpu.isa.tma import BOX_SIDE, boxes
 from tinygpu.legality.law import Law
 from tinygpu.legality.placement import memory_step
 from tinygpu.legality.reach import Case, Clause, Place, moves, origin_of
-from tinygpu.term.digits import held_factor, layout_faults, product_of
+from tinygpu.term.digits import box_lines, held_factor, layout_faults, product_of
 from tinygpu.term.program import Access, Buffer, Do, same_place, select
 
 __all__ = ["TENSOR_LAWS", "span_bytes", "starts"]
 
-_BOX_SIDE = 256  # spec: boxDim
 _PIECE_BYTES = 16  # spec: TMA's, a swizzle's and a descriptor's unit
+_BOX_BYTES = 128  # spec: what a box in shared memory starts at, whatever its swizzle
 _COORDINATE = 1 << 31  # spec: coordinates are s32
 _BLOCK = 64  # spec: wgmma's m
 _COLUMNS = 256  # spec: wgmma's largest n
@@ -81,7 +83,7 @@ def tma_lines(case: Case, place: Place) -> Iterator[Clause]:
         return
     gmem, _ = _ends(do)
     constant, terms = origin_of(case, gmem, len(gmem.buffer.shape) - 2)
-    lines = np.maximum(do.values[1], 1)
+    lines = np.maximum(box_lines(do), 1)
     for step in (constant, *(c for _, c in terms)):
         text = "{}: boxes of {} lines begin {} lines apart, and lines outside are left out"
         yield Clause(step % lines == 0, text, (do, lines, step))
@@ -96,34 +98,41 @@ def tma_box(case: Case, place: Place) -> Iterator[Clause]:
     if len(do.values) < 2:
         yield Clause(False, "{} moves no box: it has {} value modes", (do, len(do.values)))
         return
-    for side in do.values[:2]:
+    inner, lines = do.values[:2]
+    many = boxes(lines)
+    for side in (inner, lines // many):
         text = "{}: a side of its box has {} elements; 1 to {} are allowed"
-        yield Clause((side >= 1) & (side <= _BOX_SIDE), text, (do, side, _BOX_SIDE))
+        yield Clause((side >= 1) & (side <= BOX_SIDE), text, (do, side, BOX_SIDE))
+    text = "{}: its {} lines are no {} boxes of equal height"
+    yield Clause(lines % many == 0, text, (do, lines, many))
     width, wide = smem.buffer.type.bytes, span_bytes(smem.buffer)
-    row = do.values[0] * width
+    row = inner * width
     text = "{}: rows of its box have {} B, no multiple of {}"
     yield Clause(row % _PIECE_BYTES == 0, text, (do, row, _PIECE_BYTES))
     text = "{}: rows of its box have {} B, and the swizzle of {} has rows of {} B"
     holds = (smem.buffer.swizzle[0] == 0) | (row == wide)
     yield Clause(holds, text, (do, row, smem.buffer.name, wide))
     apart = memory_step(smem, smem.value[1])
-    holds = (memory_step(smem, smem.value[0]) == 1) & (
-        (apart == do.values[0]) | (do.values[1] == 1)
-    )
+    holds = (memory_step(smem, smem.value[0]) == 1) & ((apart == inner) | (lines == 1))
     text = "{}: its box does not lie packed in {}"
     yield Clause(holds, text, (do, smem.buffer.name))
     first, second = gmem.value[:2]
     along: Any = 1
-    lines: Any = 0  # how far mode 1 goes along the other dimensions, together
+    others: Any = 0  # how far mode 1 goes along the other dimensions, together
     for stride, step, other in zip(gmem.buffer.stride, first, second, strict=True):
         fast = not isinstance(stride, str)
         along = along & (step == (1 if fast else 0)) & (other >= 0)
         along = along & (other == 0) if fast else along
-        lines = lines if fast else lines + other
-    along = along & (lines == 1)
+        others = others if fast else others + other
+    along = along & (others == 1)
     text = "{}: rows of its box do not run along the contiguous dimension of {}"
     yield Clause(along == 1, text, (do, gmem.buffer.name))
-    yield from starts(case, place, smem, inner=None)
+    text = "{}: its boxes lie {} B apart in {}, no multiple of {}"
+    holds = (many == 1) | (side * row % _BOX_BYTES == 0)
+    yield Clause(holds, text, (do, side * row, smem.buffer.name, _BOX_BYTES))
+    for _, _, step in _steps(case, place, smem):
+        text = "{}: it starts at steps of {} B; TMA needs multiples of {}"
+        yield Clause(step % _BOX_BYTES == 0, text, (smem, step, _BOX_BYTES))
 
 
 def swizzle(case: Case) -> Iterator[Clause]:
@@ -212,23 +221,28 @@ def _pattern_bytes(buffer: Buffer) -> Any:
 
 
 def starts(case: Case, place: Place, access: Access, *, inner: int | None) -> Iterator[Clause]:
-    """Check that what a box or a descriptor names starts at a multiple of its pattern.
+    """Check that what a descriptor names starts at a multiple of its pattern.
 
     Along dimension ``inner`` a descriptor may also start within a row of the swizzle.
     """
-    width, pattern = access.buffer.type.bytes, _pattern_bytes(access.buffer)
+    pattern = _pattern_bytes(access.buffer)
+    for d, stride, step in _steps(case, place, access):
+        holds = step % pattern == 0
+        if d == inner:
+            holds = holds | ((stride == 1) & (step % _PIECE_BYTES == 0))
+        text = "{}: it starts at steps of {} B, and its swizzle repeats every {} B"
+        yield Clause(holds, text, (access, step, pattern))
+
+
+def _steps(case: Case, place: Place, access: Access) -> Iterator[tuple[int, Any, Any]]:
+    """Yield the bytes by which an access's origin moves: dimension, its stride, bytes."""
     for d, stride in enumerate(access.buffer.stride if access.origin else ()):
         assert not isinstance(stride, str)
         constant, terms = origin_of(case, access, d)
         for number in (constant, *(c for name, c in terms if name in place.ranges)):
-            step = number * stride * width
-            if not moves(step):
-                continue
-            holds = step % pattern == 0
-            if d == inner:
-                holds = holds | ((stride == 1) & (step % _PIECE_BYTES == 0))
-            text = "{}: it starts at steps of {} B, and its swizzle repeats every {} B"
-            yield Clause(holds, text, (access, step, pattern))
+            step = number * stride * access.buffer.type.bytes
+            if moves(step):
+                yield d, stride, step
 
 
 _MAPS = "CUDA Driver API, cuTensorMapEncodeTiled"
@@ -256,8 +270,8 @@ TENSOR_LAWS: Mapping[str, Law] = {
         Law(
             "tma_box",
             "States that TMA moves boxes of 1 to 256 by 1 to 256 elements, packed, their rows a "
-            "multiple of 16 B and as long as the swizzle's.",
-            _MAPS + " (boxDim, swizzle)",
+            "multiple of 16 B and as long as the swizzle's, from a multiple of 128 B on.",
+            _MAPS + " (boxDim, swizzle); CUDA Programming Guide, Tensor Memory Access (swizzle)",
             "choose another tile (tile_m, tile_n, tile_k, store_n) or a smaller cluster",
             of_place=tma_box,
         ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tinygpu.machines.ampere import Ampere
+from tinygpu.machines.ampere_attention import AmpereAttention
 from tinygpu.machines.attention import Attention
 from tinygpu.machines.blackwell import Blackwell
 from tinygpu.machines.elementwise import Elementwise
@@ -16,6 +17,16 @@ from tinygpu.term.machine import Machine
 __all__ = ["MACHINES"]
 
 MACHINES: Mapping[str, Machine] = {
-    m.name: m for m in (Simt(), Ampere(), Hopper(), Blackwell(), Elementwise(), Rows(), Attention())
+    m.name: m
+    for m in (
+        Simt(),
+        Ampere(),
+        Hopper(),
+        Blackwell(),
+        Elementwise(),
+        Rows(),
+        Attention(),
+        AmpereAttention(),
+    )
 }
 """The machines by name."""

@@ -48,6 +48,7 @@ class Ampere(Machine):
     numeric = True
     operations = ("matmul",)
     spread = ("tile_m", "tile_n", "tile_k", "warps_m", "warps_n", "split_k")
+    in_order = MappingProxyType({"split_k": 1, "combine": "st"})
     outputs = MappingProxyType({"bf16": ("bf16", "f32"), "f16": ("f16", "f32"), "tf32": ("f32",)})
 
     tile_m = Choice(32, 64, 128, 256, meaning="rows of c a CTA computes")

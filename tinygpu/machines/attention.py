@@ -6,7 +6,8 @@ consumer warpgroups has 64 of the queries: it multiplies them with a block of ke
 maximum and sum, and multiplies the rounded weights, which stay in registers, with the values.  With
 ``skew`` 1 the second product of a block flies under the softmax of the next one.
 
-The first blocks alone are masked: those that the diagonal or the end of the keys may cut.
+Blocks outside of a tile's window are left out.  The first and the last ones alone are masked: those
+that an edge of the window or the end of the keys may cut.
 
 Source: J. Shah et al., "FlashAttention-3", arXiv:2407.08608; T. Dao, "FlashAttention-2",
 arXiv:2307.08691.
@@ -17,17 +18,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, ClassVar
 
 from tinygpu.errors import OperationError
 from tinygpu.isa.memory import GMEM, L2, REGISTERS, SMEM
-from tinygpu.term.builder import Held, Kernel, LoopIndex, Piece, Tile
+from tinygpu.term.builder import Held, Kernel, LoopIndex, Number, Piece, Tile
 from tinygpu.term.expression import Constant, apply, value
 from tinygpu.term.machine import Choice, Machine, Requirement, Value, instructions
-from tinygpu.term.operation import Operation, attention
+from tinygpu.term.operation import Operation, attention, window_of
 from tinygpu.term.program import select
 
-__all__ = ["STARTS", "Attention"]
+__all__ = ["STARTS", "Attention", "FlashAttention", "RowStatistics"]
 
 _BLOCK = 64  # spec: PTX ISA, wgmma's rows
 _LOG2_E = math.log2(math.e)
@@ -38,7 +39,97 @@ _ROWS, _KEYS = "tm = (w warp half octet)", "tn = (group quad pair)"
 _OUT = "te = (chunk wide quad both)"
 
 
-class Attention(Machine):
+class FlashAttention(Machine):
+    """What machines of attention have in common: the operation, trips of a tile, the mask.
+
+    A tile has ``rows`` queries and a block ``tile_n`` keys; ``rows_by`` and ``keys_by`` say in
+    which digits threads hold them.
+    """
+
+    numeric = True
+    operations = ("attention",)
+    dtypes = ("bf16", "f16")
+    rows_by: ClassVar[str]
+    keys_by: ClassVar[str]
+    copied: ClassVar[str]
+    """What has to be a multiple of 16 B."""
+    windowed: ClassVar[bool] = False
+    """Whether it does windows."""
+    tile_n: Any
+
+    @property
+    def rows(self) -> Any:
+        """Queries of a tile."""
+        raise NotImplementedError
+
+    def check(self, operation: Operation) -> None:
+        """Raise OperationError if this machine cannot do the operation."""
+        super().check(operation)
+        dtype, scaled = operation.inputs[0].dtype, bool(operation.scalars)
+        masks = ["none", "causal"]
+        if self.windowed and (window := window_of(operation)) and None not in window:
+            masks.append("window:{}:{}".format(*window))
+        asked = {"scale": scaled, "lse": bool(operation.further)}
+        if operation not in [attention(dtype, mask=m, **asked) for m in masks]:
+            raise OperationError(
+                f"machine {self.name}: {operation.name} with the mask {operation.mask}; it does "
+                "attention(..) of tinygpu.term.operation, with mask "
+                f"{'none, causal or window:LEFT:RIGHT' if self.windowed else 'none or causal'}"
+            )
+
+    def check_sizes(self, sizes: Mapping[str, int]) -> None:
+        """Raise OperationError for a head dimension that copies or the widest tile refuse."""
+        widest = max(int(n) for n in self.decisions()["depth"].values)
+        for axis in "de":
+            if sizes[axis] > widest or sizes[axis] % 8:
+                raise OperationError(
+                    f"machine {self.name}: {axis} is {sizes[axis]}; a head dimension is a multiple "
+                    f"of 8, as {self.copied} are of 16 B, and at most {widest}; pad it with zeros "
+                    "to a multiple of 8, or split it"
+                )
+
+    def tiles(self, k: Kernel) -> Iterator[Tile]:
+        """Trace a tile; under a mask each has trips of its own: blocks that its rows see.
+
+        Under a window it begins at a block of its own, too.
+        """
+        left, right = window_of(k.op)
+        if right is None:
+            return k.tiles()
+        rows, ahead = Constant(self.rows), value("n") - value("m")
+        end = (value("bm") + Constant(1)) * rows + ahead
+        seen = apply("min", value("n"), end + right if right else end)
+        blocks = apply("max", seen, 0).ceildiv(self.tile_n)
+        if left is None:
+            return k.tiles(trips=blocks)
+        first = apply("max", value("bm") * rows + ahead - left, 0)
+        begin = (first + 1).ceildiv(self.tile_n) - 1
+        return k.tiles(begin=begin, trips=apply("max", blocks - value("begin"), 0))
+
+    def steps(self, k: Kernel, tile: Tile, first: Number | None = None) -> Iterator[LoopIndex]:
+        """Trace a block of keys of a tile; with ``first`` so many are written out, and no more."""
+        left, right = window_of(k.op)
+        start = tile.begin if left is not None else None
+        trips = None if right is None else tile.trips
+        return k.loop("kt", trips=trips, start=start, first=first)
+
+    def mask(self, k: Kernel, scores: Held, step: LoopIndex) -> None:
+        """Set scores to minus infinity that a query does not see, in blocks that may have such."""
+        key = k.at(f"n = (kt tn), {self.keys_by}", step.last - step)
+        last = k.at(f"m = (bm tm), {self.rows_by}") + (k.size("n") - k.size("m"))
+        left, right = window_of(k.op)
+        cut = -(-(self.rows - 1) // self.tile_n) + 1
+        with k.when(step < (1 if right is None else cut)):
+            if right is not None:
+                k.fill(scores, -math.inf, where=key > last + right)
+            if right != 0:
+                k.fill(scores, -math.inf, where=key >= k.size("n"))
+        if left is not None:
+            with k.when(step.last - step < cut):
+                k.fill(scores, -math.inf, where=key < last - left)
+
+
+class Attention(FlashAttention):
     """Flash attention forward by warpgroup products of 16-bit inputs, fp32 sums and statistics."""
 
     name, entry = "attention", "hopper_attention"
@@ -48,12 +139,12 @@ class Attention(Machine):
         "stmatrix", "fence.proxy.async", "bar.sync", "barrier.cluster", "shfl.sync", "st.global",
         "fma", "alu", "mufu", "mov",
     )  # fmt: skip
-    numeric = True
-    operations = ("attention",)
-    dtypes = ("bf16", "f16")
+    several, windowed = True, True
+    rows_by, keys_by = _ROWS, _KEYS
+    copied = "TMA's lines"
     spread = ("consumers", "tile_n", "skew")
 
-    depth = Choice(128, 64, meaning="head dimension that the kernel is for")
+    depth = Choice(128, 64, 192, 256, meaning="head dimension that the kernel is for")
     consumers = Choice(1, 2, 3, structural=True, meaning="warpgroups that multiply, 64 rows each")
     tile_n = Choice(64, 80, 96, 112, 128, 144, 160, 176, 192, meaning="keys in a block")
     stages_k = Choice(1, 2, 3, 4, meaning="blocks of keys in shared memory")
@@ -104,26 +195,10 @@ class Attention(Machine):
             ),
         )
 
-    def check(self, operation: Operation) -> None:
-        """Raise OperationError if this machine cannot do the operation."""
-        super().check(operation)
-        dtype, scaled = operation.inputs[0].dtype, bool(operation.scalars)
-        if operation not in [attention(dtype, mask=m, scale=scaled) for m in ("none", "causal")]:
-            raise OperationError(
-                f"machine {self.name}: {operation.name} with the mask {operation.mask}; it does "
-                "attention(..) of tinygpu.term.operation, with mask none or causal"
-            )
-
-    def check_sizes(self, sizes: Mapping[str, int]) -> None:
-        """Raise OperationError for a head dimension that TMA or the widest tile refuses."""
-        widest = max(int(n) for n in self.decisions()["depth"].values)
-        for axis in "de":
-            if sizes[axis] > widest or sizes[axis] % 8:
-                raise OperationError(
-                    f"machine {self.name}: {axis} is {sizes[axis]}; a head dimension is a multiple "
-                    f"of 8, as TMA's lines are of 16 B, and at most {widest}; pad it with zeros to "
-                    "a multiple of 8, or split it"
-                )
+    @property
+    def rows(self) -> Any:
+        """Queries of a tile."""
+        return _BLOCK * self.consumers
 
     def forward(self, k: Kernel) -> None:
         """Let a producer fill the rings; let consumers multiply twice a block, and store."""
@@ -133,7 +208,7 @@ class Attention(Machine):
         if self.order == "longest":
             k.walk_down("bm")
         k.cluster(rank=1)
-        k.tile(tm=_BLOCK * self.consumers, tn=self.tile_n, td=self.depth, te=self.depth)
+        k.tile(tm=self.rows, tn=self.tile_n, td=self.depth, te=self.depth)
         rings = [
             BlockRing(k, name, lines, wide, stages, self.consumers)
             for name, lines, wide, stages in (
@@ -157,18 +232,6 @@ class Attention(Machine):
         with k.role("consumer", warpgroups=1, registers=select(few, 160, 240), w=copies):
             self.consume(k, *rings)
             k.sync("cluster")
-
-    def tiles(self, k: Kernel) -> Iterator[Tile]:
-        """Trace a tile; under a mask each has trips of its own: blocks that its rows see."""
-        if k.op.mask is None:
-            return k.tiles()
-        rows = (value("bm") + Constant(1)) * (_BLOCK * self.consumers)
-        seen = apply("min", value("n"), rows + (value("n") - value("m")))
-        return k.tiles(trips=apply("max", seen, 0).ceildiv(self.tile_n))
-
-    def steps(self, k: Kernel, tile: Tile) -> Iterator[LoopIndex]:
-        """Trace a block of keys of a tile."""
-        return k.loop("kt") if k.op.mask is None else k.loop("kt", trips=tile.trips)
 
     def consume(self, k: Kernel, ring_q: BlockRing, ring_k: BlockRing, ring_v: BlockRing) -> None:
         """Multiply with keys, exponentiate, multiply with values; divide by the sum, and store."""
@@ -241,17 +304,6 @@ class Attention(Machine):
         """Add weights times a block of values."""
         k.wgmma(acc, weights, values[f"{_KEYS}, {_OUT}"], fresh=False)
 
-    def mask(self, k: Kernel, scores: Held, step: LoopIndex) -> None:
-        """Set scores to minus infinity that a query does not see, in blocks that may have such."""
-        key = k.at(f"n = (kt tn), {_KEYS}", step.last - step)
-        query = k.at(f"m = (bm tm), {_ROWS}")
-        cut, hidden = 1, key >= k.size("n")
-        if k.op.mask is not None:
-            cut = -(-(_BLOCK * self.consumers - 1) // self.tile_n) + 1
-            hidden = key > query + (k.size("n") - k.size("m"))
-        with k.when(step < cut):
-            k.fill(scores, -math.inf, where=hidden)
-
 
 class BlockRing:
     """A ring of tiles in shared memory and its barriers."""
@@ -303,15 +355,19 @@ class ProductTurns:
 
 
 class RowStatistics:
-    """The statistics of a consumer's rows: the maximum so far, and the sum of weights below it."""
+    """The statistics of a consumer's rows: the maximum so far, and the sum of weights below it.
 
-    def __init__(self, k: Kernel, scores: Held, acc: Held) -> None:
-        self.k, self.scores, self.acc = k, scores, acc
+    Weights are made ``by`` one value of a digit after another, so that few registers lie between.
+    """
+
+    def __init__(self, k: Kernel, scores: Held, acc: Held, *, by: str = "") -> None:
+        self.k, self.scores, self.acc, self.by = k, scores, acc, by
+        rows = [digit for digit in acc.digits if digit in scores.digits]
         self.top, self.new, self.total = (
-            k.registers(name, "f32", "half") for name in ("top", "new", "total")
+            k.registers(name, "f32", *rows) for name in ("top", "new", "total")
         )
-        self.apart = k.registers("apart", "f32", "half", "pair")  # so that four maxima run at once
-        self.shift, self.shrink = (k.registers(name, "f32", "half") for name in ("shift", "shrink"))
+        self.apart = k.registers("apart", "f32", *rows, "pair")  # so that four maxima run at once
+        self.shift, self.shrink = (k.registers(name, "f32", *rows) for name in ("shift", "shrink"))
         scale = value("scale") * _LOG2_E if k.op.scalars else Constant(_LOG2_E)
         self.scale, self.factor = scale, k.registers("factor", "f32")
 
@@ -334,7 +390,8 @@ class RowStatistics:
         k.set(self.shift, -(value("new") * value("factor")), {"new": self.new, **known})
         power = apply("ex2.ftz", value("x") * value("factor") + value("shift"))
         k.set(self.shrink, power, {"x": self.top, **known})
-        k.set(self.scores, power, {"x": self.scores, **known})
+        for _ in k.each(self.by) if self.by else (None,):
+            k.set(self.scores, power, {"x": self.scores, **known})
         k.set(self.top, value("new"), {"new": self.new})
         k.set(self.total, value("x") * value("by"), {"x": self.total, "by": self.shrink})
         k.add(self.total, self.scores)
@@ -347,8 +404,19 @@ class RowStatistics:
         """Divide the sums by the weights' sum; rows that saw no key are 0."""
         k = self.k
         k.butterfly("add", self.total, over="quad")
+        if k.op.further:
+            self.store_logarithm()
         k.set(self.total, apply("rcp0", value("x")), {"x": self.total})
         k.set(self.acc, value("x") * value("by"), {"x": self.acc, "by": self.total})
+
+    def store_logarithm(self) -> None:
+        """Store ln of the sum of exp(scale s): by one thread of the quad that has the sum."""
+        k, lse = self.k, self.k.outputs[1]
+        power = value("top") * value("factor") + apply("lg2", value("total"))
+        known = {"top": self.top, "factor": self.factor, "total": self.total}
+        k.set(self.new, power * math.log(2), known)
+        with k.only(quad=0):
+            k.store(lse[f"l = bl, h = bh, g = bg, m = (bm tm), {_ROWS}"], self.new)
 
 
 class RowStore:
@@ -397,6 +465,7 @@ _AHEAD = {**_LINES, "stages_q": 2}
 _LONGEST = {**_LINES, "order": "longest", "raster": 16}
 _WIDE = {**_SKEWED, "tile_n": 176}
 _ONE = {**_WIDE, "persistent": 0, "order": "longest", "raster": 8}
+_DEEP = {**_SKEWED, "depth": 256, "tile_n": 64}
 
 STARTS: Mapping[str, Mapping[str, Value]] = {
     "fa2": _FA2,
@@ -407,5 +476,6 @@ STARTS: Mapping[str, Mapping[str, Value]] = {
     "longest first": _LONGEST,
     "wide": _WIDE,
     "one tile each": _ONE,
+    "256 dimensions": _DEEP,
 }
 """Named points: FlashAttention-2's order, FlashAttention-3's, and steps beyond."""

@@ -40,6 +40,7 @@ class Blackwell(Machine):
     numeric = True
     operations = ("matmul",)
     spread = ("tile_m", "tile_n", "cta_pair", "a_from", "accumulators", "cluster_m", "cluster_n")
+    in_order = MappingProxyType({})
     outputs = MappingProxyType({
         "bf16": ("bf16", "f32"), "f16": ("f16", "f32"), "tf32": ("f32",),
         "e4m3": ("bf16", "f16", "f32"), "e5m2": ("bf16", "f16", "f32"),
@@ -84,7 +85,7 @@ class Blackwell(Machine):
         out = DTYPES[c.dtype].bytes
         ctas = 2 if d.cta_pair else 1
         rows, columns = d.tile_m // ctas, d.tile_n // ctas
-        majors, slabs, parts = tile_requirements(a, b, (rows, columns), d)
+        majors, slabs, parts = tile_requirements(a, b, (rows, columns), d, lines=8)
         span = d.store_n * out
         held = select((rows == 64) & (ctas == 2), d.tile_n // 2, d.tile_n)
         return (

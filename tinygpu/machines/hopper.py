@@ -36,15 +36,15 @@ class Hopper(Machine):
     numeric = True
     operations = ("matmul",)
     spread = ("tile_m", "tile_n", "consumers", "consume", "cluster_m", "cluster_n", "cluster_k")
+    in_order = MappingProxyType({"cluster_k": 1})
     outputs = MappingProxyType(
         {"bf16": ("bf16", "f32"), "f16": ("f16", "f32"), "e4m3": ("bf16", "f16", "f32")}
     )
 
     tile_m = Choice(64, 128, 192, 256, meaning="rows of the product a CTA computes")
     tile_n = Choice(
-        8, 16, 32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240, 256,
-        meaning="columns of the product a CTA computes",
-    )  # fmt: skip
+        *range(8, 257, 8), *range(272, 321, 16), meaning="columns of the product a CTA computes"
+    )
     tile_k = Choice(64, 128, meaning="steps of k in a stage")
     consumers = Choice(1, 2, 3, meaning="warpgroups that multiply")
     consume = Choice(
@@ -55,12 +55,15 @@ class Hopper(Machine):
     cluster_m = Choice(1, 2, 4, meaning="CTAs of a cluster along the rows: they share y")
     cluster_n = Choice(1, 2, 4, meaning="CTAs of a cluster along the columns: they share x")
     cluster_k = Choice(
-        1, 2, 4, structural=True, before=1,
-        meaning="CTAs of a cluster that share the terms of a sum",
+        1, 2, 4, 8, structural=True, before=1,
+        meaning="CTAs of a cluster that share the terms of a sum, each stores a part",
     )  # fmt: skip
     swap = Choice(0, 1, structural=True, meaning="the product's rows are c's columns (1)")
     epilogue = Choice("tma", "direct", structural=True, meaning="how sums reach c")
-    store_n = Choice(8, 16, 32, 64, 128, 256, meaning="columns stored together")
+    store_n = Choice(
+        *(8, 16, 24, 32, 40, 56, 64, 104, 128, 152, 256),
+        meaning="columns stored together",
+    )  # powers of two, and 8 times a prime: what widths by 8 divide into
     store_stages = Choice(1, 2, 4, meaning="chunks of c in shared memory")
     raster = Choice(1, 2, 4, 8, 16, 32, meaning="rows of clusters visited together")
     persistent = Choice(0, 1, meaning="CTAs stay for several tiles (1)")
@@ -73,31 +76,32 @@ class Hopper(Machine):
         a, b, c = operation.operand("a"), operation.operand("b"), operation.output
         out = DTYPES[c.dtype].bytes
         turns = d.consume == "pingpong"
-        rows = d.tile_m if turns else d.tile_m // d.consumers
+        high, wide = (1, 1) if turns else side_by_side(d)
+        rows, columns = d.tile_m // high, d.tile_n // wide
         x, y = (b, a) if d.swap else (a, b)
-        majors, slabs, parts = tile_requirements(x, y, (d.tile_m, d.tile_n), d)
-        held = rows // 64 * d.tile_n // 2
+        majors, slabs, parts = tile_requirements(x, y, (d.tile_m, d.tile_n), d, lines=1)
+        held = rows // 64 * columns // 2
         # what ptxas 13.0 takes without serialising products, of the registers that a thread enters
-        # with: a product's own (tile_n / 2) and about 26 more have to be there from the start
+        # with: a product's own (columns / 2) and about 26 more have to be there from the start
         most = select(
             d.ctas_per_sm == 2,
             select(d.consumers == 1, 128, select(d.consumers == 2, 48, 32)),
             select(d.consumers == 1, 216, select(d.consumers == 2, 200, 96)),
         )
-        if d.cluster_k > 1:  # without spilling, for it loads the parts that others send far ahead
-            most = select(
-                d.ctas_per_sm == 2,
-                select(d.consumers == 1, 64, select(d.consumers == 2, 16, 8)),
-                select(d.consumers == 1, 112, select(d.consumers == 2, 96, 64)),
-            )
-        span = (64 if d.swap else d.store_n) * out
+        span, stored = (64 if d.swap else d.store_n) * out, columns // d.cluster_k
+        packed = (span & (span - 1) == 0) & (span >= 16) & (span <= ROW_BYTES)
+        packed = packed | (span % 32 == 16)
         return (
             majors,
             Requirement(
                 "blocks",
-                (rows % 64 == 0) & (rows >= 64) & (turns | (d.tile_m % d.consumers == 0)),
-                "a consumer multiplies blocks of 64 rows",
-                "raise tile_m or lower consumers",
+                (rows % 64 == 0)
+                & (d.tile_m == rows * high)
+                & (columns % (8 if y.axes[-1] == "k" else 64) == 0)
+                & (d.tile_n == columns * wide),
+                "each consumer multiplies blocks of 64 rows, of two side by side all of them with "
+                "whole groups of 8 columns, 64 if these do not lie along k",
+                "raise tile_m, lower consumers, or choose another tile_n",
             ),
             slabs,
             parts,
@@ -105,7 +109,7 @@ class Hopper(Machine):
                 "accumulators",
                 held <= most,
                 "sums leave a consumer's threads registers to work with",
-                "lower tile_n or tile_m, raise consumers, or choose cluster_k 1",
+                "lower tile_n or tile_m, or raise consumers",
             ),
             Requirement(
                 "turns",
@@ -115,10 +119,12 @@ class Hopper(Machine):
             ),
             Requirement(
                 "chunks",
-                (d.tile_n % d.store_n == 0)
-                & (((span <= ROW_BYTES) & (span >= 16)) if d.epilogue == "tma" else d.store_n > 0),
-                "columns are stored in whole chunks, by TMA of 16 to 128 B a row",
-                "choose a store_n that divides tile_n, of at most 64 columns of 16 bits",
+                (columns % (d.store_n * d.cluster_k) == 0)
+                & (packed if d.epilogue == "tma" else d.store_n > 0),
+                "columns are stored in whole chunks, by TMA in rows that have a swizzle or are an "
+                "odd number of 16 B long, so that eight of them meet no bank twice",
+                "choose a store_n that divides a consumer's columns over cluster_k, of 16 bits 8, "
+                "16, 32, 64 or an odd multiple of 8",
             ),
             Requirement(
                 "stored",
@@ -128,10 +134,17 @@ class Hopper(Machine):
             ),
             Requirement(
                 "unused",
-                (d.epilogue == "tma" or ((d.store_stages == 1) & (d.tile_n % (2 * d.store_n) != 0)))
+                (
+                    d.epilogue == "tma"
+                    or (
+                        (d.store_stages == 1)
+                        & (stored % (2 * d.store_n) != 0)
+                        & (d.store_n & (d.store_n - 1) == 0)
+                    )
+                )
                 & ((d.persistent == 0) | (d.ctas_per_sm == 1) | (d.consumers == 1)),
                 "a decision about what the kernel does not have stays at its first value",
-                "with epilogue direct choose store_stages 1 and the largest store_n",
+                "with epilogue direct choose store_stages 1, as store_n the largest power of two",
             ),
             Requirement(
                 "shared_k",
@@ -184,20 +197,29 @@ class Hopper(Machine):
 
         with k.role("consumer", warpgroups=1, registers=select(many, select(few, 160, 232), 0),
                     w=self.consumers):  # fmt: skip
-            own = self.tile_m if turns else self.tile_m // self.consumers
+            own, wide, w_m, w_n = self.tile_m, self.tile_n, "", ""
+            if not turns:
+                along, across = side_by_side(self)
+                k.one_of("w", w_m=along, w_n=across)
+                own, wide, w_m, w_n = own // along, wide // across, "w_m ", "w_n "
             high = 64 if self.swap else own  # rows stored together
             k.tile(high=high, col=self.store_n)
             k.threads(warp=4, octet=8, quad=4)
-            k.values(far=own // 64, chunk=self.tile_n // self.store_n, group=self.store_n // 8,
+            k.values(far=own // 64)
+            if shared_k:
+                k.values(peer=self.cluster_k)
+            k.values(chunk=wide // self.cluster_k // self.store_n, group=self.store_n // 8,
                      half=2, pair=2)  # fmt: skip
             row = "far warp half octet"
-            mine = f"tm = ({row})" if turns else f"tm = (w {row})"
-            cols = "tn = (chunk group quad pair)"
+            mine, part = f"tm = ({w_m}{row})", "rank_k " * shared_k
+            cols = f"tn = ({w_n}{'peer ' * shared_k}chunk group quad pair)"
             if turns:
                 turn = k.mbarriers("turn", self.consumers, arrivals=1)
-            copied = f"tm = ({'w ' * (not turns)}{'far ' * self.swap}high), tn = (chunk col)"
-            store = TileStore(self, k, f"{at}, {mine}, {cols}", f"{at}, {copied}")
-            sums = k.registers("sums", "f32", "far", "chunk", "group", "half", "pair")
+            copied = f"tm = ({w_m}{'far ' * self.swap}high), tn = ({w_n}{part}chunk col)"
+            whole = f"{at}, {mine}, tn = ({w_n}{part}chunk group quad pair)"
+            store = TileStore(self, k, whole, f"{at}, {copied}")
+            digits = "far", *["peer"] * shared_k, "chunk", "group", "half", "pair"
+            sums = k.registers("sums", "f32", *digits)
             first, after = ("w", self.consumers) if turns else ("", 1)
             for tile in k.tiles(start=first, step=after):
                 if turns:
@@ -215,16 +237,23 @@ class Hopper(Machine):
                         k.arrive(turn[tile])
                 k.wait_group("wgmma", 0)
                 k.run_on("kt", self.in_flight)  # what is left to release
-                if shared_k:
-                    with k.cluster_sum(sums, over="rank_k"):
-                        store.tile(sums)
-                else:
-                    store.tile(sums)
+                added = k.cluster_sum(sums, over="rank_k", slices="peer") if shared_k else sums
+                store.tile(added)
             if self.epilogue == "tma":
                 with k.elect():
                     k.wait_group("bulk", 0, read=True)
             if not shared_k:  # else the sum's barrier was the last: nobody touches another CTA
                 k.sync("cluster")
+
+
+def side_by_side(d: Any) -> tuple[Any, Any]:
+    """Return how many consumers stand along the rows of a tile, and along its columns.
+
+    Two stand along the columns where their rows would be no blocks of 64, or a product would be
+    wider than 256.  Elsewhere that only costs: products of half the columns read the rows twice.
+    """
+    turned = (d.consumers == 2) & ((d.tile_m % 128 != 0) | (d.tile_n > 256))
+    return select(turned, 1, d.consumers), select(turned, 2, 1)
 
 
 class TileStore:
@@ -279,7 +308,8 @@ class TileStore:
 
 
 _PLAIN: Mapping[str, Value] = {
-    "tile_m": 64, "tile_n": 64, "tile_k": 64, "consumers": 1, "consume": "cooperative",
+    "tile_m": 64, "tile_n": 64, "tile_k": 64, "consumers": 1,
+    "consume": "cooperative",
     "stages": 2, "in_flight": 0, "cluster_m": 1, "cluster_n": 1, "cluster_k": 1, "swap": 0,
     "epilogue": "direct", "store_n": 64, "store_stages": 1, "raster": 1, "persistent": 0,
     "ctas_per_sm": 1, "early": 0,
@@ -291,7 +321,7 @@ _STAY = {**_STORE, "persistent": 1, "raster": 8}
 _CLUSTER = {**_STAY, "cluster_m": 2}
 _TURNS = {**_STAY, "tile_m": 64, "consume": "pingpong", "stages": 4}
 _EARLY = {**_CLUSTER, "early": 1}
-_SHARED = {**_RING, "tile_m": 64, "tile_n": 64, "cluster_k": 2, "store_n": 64}
+_SHARED = {**_RING, "tile_m": 64, "tile_n": 64, "cluster_k": 2, "store_n": 32}
 _TURNED = {**_RING, "swap": 1, "tile_m": 64, "tile_n": 16, "stages": 8, "store_n": 16}
 
 STARTS: Mapping[str, Mapping[str, Value]] = {

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from tinygpu.isa.memory import GMEM, L1, L2, REGISTERS, SMEM
@@ -38,6 +39,7 @@ class Simt(Machine):
     numeric = True
     operations = ("matmul",)
     spread = ("tile_m", "tile_n", "thread_m", "thread_n", "a_layout", "pipeline", "split_k")
+    in_order = MappingProxyType({"split_k": 1, "combine": "st", "accumulator": "f32"})
     dtypes = ("f64", "f32", "f16", "bf16")
     fuses = False
 
@@ -63,8 +65,9 @@ class Simt(Machine):
     vector_c = Choice(1, 2, 4, meaning="elements stored at once")
     k_step = Choice(1, 2, 4, meaning="steps of k in a fragment")
     pipeline = Choice(
-        "none", "register", "cp.async", structural=True, meaning="how loads overlap the sums"
-    )
+        "none", "register", "cp.async", "cp.async+ld.shared", structural=True,
+        meaning="which loads overlap the sums",
+    )  # fmt: skip
     stages = Choice(1, 2, 3, 4, 5, meaning="tiles of a and b in shared memory")
     issue = Choice(0, 1, 2, meaning="fragments summed before the next tile's loads issue")
     split_k = Choice(1, 2, 4, 8, 16, 32, 64, 128, 256, meaning="parts of k that CTAs share")
@@ -115,6 +118,14 @@ class Simt(Machine):
                 (d.issue * d.k_step < d.tile_k) & ((d.issue == 0) | (d.pipeline != "none")),
                 "loads issue among a tile's fragments, and after some only in a pipeline",
                 "choose issue 0",
+            ),
+            Requirement(
+                "read_ahead",
+                (d.pipeline != "cp.async+ld.shared")
+                | (((d.issue + 1) * d.k_step < d.tile_k) & all(smem)),
+                "fragments from shared memory are read before the sums of those before, and loads "
+                "issue between",
+                'lower issue or k_step, raise tile_k, or choose pipeline "cp.async"',
             ),
             Requirement(
                 "split_red",
@@ -178,16 +189,19 @@ class Simt(Machine):
         ]
         tiles = {copy.x.name: copy.tile for copy in copies}
 
+        def multiply(held: Mapping[str, Held]) -> None:
+            """Add the products of a fragment of a and one of b."""
+            wide = {x: k.cast(h, product, into=f"{x}_wide") for x, h in held.items()}
+            if self.accumulator == "f32+f64":
+                products = k.compute(acc.expression, wide, into="products")
+                k.add(sums, k.cast(products, "f64", into="widened"))
+            else:
+                k.add(sums, acc.expression, wide)
+
         def fragments(step: LoopIndex, start: Number = 0, stop: Number | None = None) -> None:
             """Read one fragment of a and of b after another, and add its products."""
             for _ in k.unrolled("kk", self.tile_k // self.k_step, start=start, stop=stop):
-                held = {x.name: self.fragment(k, tiles.get(x.name, x)[step][at]) for x in (a, b)}
-                wide = {x: k.cast(h, product, into=f"{x}_wide") for x, h in held.items()}
-                if self.accumulator == "f32+f64":
-                    products = k.compute(acc.expression, wide, into="products")
-                    k.add(sums, k.cast(products, "f64", into="widened"))
-                else:
-                    k.add(sums, acc.expression, wide)
+                multiply({x.name: self.fragment(k, tiles.get(x.name, x)[step][at]) for x in (a, b)})
 
         if self.pipeline == "none" or not copies:
             for step in k.loop("kt"):
@@ -225,15 +239,58 @@ class Simt(Machine):
                     for copy in copies:
                         copy.start(step)
                 k.commit()
-            for step in k.loop("kt"):
-                k.wait_group("cp.async", ahead - 1)
-                k.sync()
-                fragments(step, stop=self.issue)
+
+            def issue(step: LoopIndex) -> None:
                 with k.when(step + ahead < step.count):
                     for copy in copies:
                         copy.start(step + ahead)
                 k.commit()
-                fragments(step, start=self.issue)
+
+            if self.pipeline == "cp.async":
+                for step in k.loop("kt"):
+                    k.wait_group("cp.async", ahead - 1)
+                    k.sync()
+                    fragments(step, stop=self.issue)
+                    issue(step)
+                    fragments(step, start=self.issue)
+            else:  # and a fragment is read before the sums of the one before
+                count = self.tile_k // self.k_step
+                zero, last = k.digit("kk", count), count - 1
+                ring = {
+                    x.name: k.registers(f"{x.name}_fragment", x.dtype, digit, "ks", stages=2)
+                    for x, digit in ((a, "row"), (b, "col"))
+                }
+
+                def read(step: LoopIndex, number: LoopIndex) -> None:
+                    for x in (a, b):
+                        part = tiles.get(x.name, x)[step][number][at]
+                        self.fragment(k, part, ring[x.name][step, number])
+
+                def multiplied(step: LoopIndex, number: LoopIndex) -> None:
+                    multiply({x: held[step, number] for x, held in ring.items()})
+
+                def walked(step: LoopIndex, start: Number, stop: Number) -> None:
+                    for number in k.unrolled("kk", count, start=start, stop=stop):
+                        read(step, number + 1)
+                        multiplied(step, number)
+
+                k.wait_group("cp.async", ahead - 1)
+                k.sync()
+                for step in k.loop("kt", first=1):
+                    with k.when(step < step.count):
+                        read(step, zero)
+                for step in k.loop("kt"):
+                    walked(step, 0, self.issue)
+                    # reads do not move up past copies to shared memory
+                    read(step, zero + self.issue + 1)
+                    issue(step)
+                    multiplied(step, zero + self.issue)
+                    walked(step, self.issue + 1, last)
+                    k.wait_group("cp.async", ahead - 1)
+                    k.sync()
+                    with k.when(step + 1 < step.count):
+                        read(step + 1, zero)
+                    multiplied(step, zero + last)
         k.store(c[at], sums, vector=self.vector_c, add=self.combine == "red")
 
     def declare(self, k: Kernel) -> None:
@@ -267,14 +324,14 @@ class Simt(Machine):
         across = turned(operation, self)
         return {o.name: (o.axes[-1] == "k") != across[o.name] for o in operation.inputs}
 
-    def fragment(self, k: Kernel, part: Piece) -> Held:
+    def fragment(self, k: Kernel, part: Piece, into: Held | None = None) -> Held:
         """Read a fragment, in vectors, from shared memory or from global memory."""
         along_k, name = self.along_k(k.op), part.array.name[-1]
         if part.array.buffer.level == "smem":
             vector = self.k_step if along_k[name] else self.vector_shared
         else:
             vector = self.vector_a if name == "a" else self.vector_b
-        return k.load(part, vector=vector, into=f"{name}_fragment")
+        return k.load(part, vector=vector, into=into or f"{name}_fragment")
 
     def staged(self, k: Kernel, x: Array) -> TileCopy:
         """Declare an input's tiles in shared memory, and how threads copy to them."""

@@ -6,7 +6,8 @@ and tensor cores read: along k if k is contiguous in global memory, and along th
 the product otherwise.
 
 In a cluster of ``cluster_m x cluster_n`` CTAs those in one column need the same y: each
-loads a part and sends it to all; likewise x along a row.
+loads a part and sends it to all; likewise x along a row.  Along k a part is any whole lines of
+128 B: TMA takes the swizzle from addresses, not from where its box begins.
 
 Source: PTX ISA 9, "Tensors" and "Shared Memory Matrix Layout".
 """
@@ -33,16 +34,17 @@ def ring(k: Kernel, operand: Array, stages: Number, **extents: Number) -> Array:
 
 
 def tile_requirements(
-    x: Operand, y: Operand, extents: tuple[Any, Any], d: Any
+    x: Operand, y: Operand, extents: tuple[Any, Any], d: Any, *, lines: int
 ) -> tuple[Requirement, Requirement, Requirement]:
     """Return what tiles of x and y have to keep: majors, slabs, and a cluster's parts.
 
-    ``extents`` are the rows and the columns of the product that one CTA loads.
+    ``extents`` are the rows and the columns of the product that one CTA loads; along k a part of
+    them is a multiple of so many ``lines``.
     """
     element_bytes = DTYPES[x.dtype].bytes
     inner = ROW_BYTES // element_bytes
     rows, columns = extents
-    whole = (rows % (8 * d.cluster_n) == 0) & (columns % (8 * d.cluster_m) == 0)
+    whole = (rows % (lines * d.cluster_n) == 0) & (columns % (lines * d.cluster_m) == 0)
     for operand, part in ((x, rows // d.cluster_n), (y, columns // d.cluster_m)):
         if operand.axes[-1] != "k":
             whole = whole & (part % inner == 0)
@@ -62,7 +64,7 @@ def tile_requirements(
         Requirement(
             "parts",
             whole,
-            "a CTA's part of a tile that a cluster shares is whole swizzle atoms",
+            "a CTA's part of a tile that a cluster shares is whole lines along k, else whole slabs",
             "lower cluster_m or cluster_n, or choose a wider tile",
         ),
     )

@@ -177,17 +177,16 @@ def _factors(program: Program, name: int | str) -> list[str] | None:
 
 def _grid(program: Program) -> str:
     """Return whether tiles do not follow each other: by the output's step, one grid axis each."""
-    operation, output = program.operation, program.operation.output
+    operation = program.operation
+    outputs = {o.name: o.axes for o in operation.outputs}
     stores = [
-        s.write
-        for s, _ in walk(program)
-        if isinstance(s, Do) and s.write.buffer.name == output.name
+        s.write for s, _ in walk(program) if isinstance(s, Do) and s.write.buffer.name in outputs
     ]
     reads = [
         a
         for s, _ in walk(program)
         for a in s.accesses
-        if a.buffer.level == "gmem" and a.buffer.name != output.name
+        if a.buffer.level == "gmem" and a.buffer.name not in outputs
     ]
     moved: set[str] = set()
     for axis in program.grid:
@@ -200,12 +199,13 @@ def _grid(program: Program) -> str:
         if name in moved:
             return f"two axes of the grid move along {name}"
         moved.add(name)
-        if name not in output.axes:
-            return f"CTAs along {axis.var} share the output"
         for store in stores:
-            if _step(store.origin[output.axes.index(name)], axis) != width:
+            axes = outputs[store.buffer.name]
+            if name not in axes:
+                return f"CTAs along {axis.var} share the output"
+            if _step(store.origin[axes.index(name)], axis) != width:
                 return f"the output does not step by {width} along {axis.var}"
-            others = (o for d, o in enumerate(store.origin) if output.axes[d] != name)
+            others = (o for d, o in enumerate(store.origin) if axes[d] != name)
             if any(_step(o, axis) for o in others):
                 return f"the output steps along two axes with {axis.var}"
         for read in reads:

@@ -20,7 +20,7 @@ takes such a term.
 >>> program = Simt().program(matmul(), Chosen(LADDER["shared"]))
 >>> inputs = {"a": np.ones((33, 7)), "b": np.ones((7, 40))}
 >>> output, findings, _ = canonical_run(program, {"m": 33, "n": 40, "k": 7}, inputs, {}, FLOATS)
->>> output.shape, float(output.min()), float(output.max()), findings
+>>> output["c"].shape, float(output["c"].min()), float(output["c"].max()), findings
 ((33, 40), 7.0, 7.0, ())
 
 Source: ``docs/model.md``, section "Meaning"; the law R of ``docs/model-concurrency.md``.
@@ -95,8 +95,8 @@ def canonical_run(
     inputs: Mapping[str, NDArray[Any]],
     scalars: Mapping[str, float],
     algebra: Algebra,
-) -> tuple[Values, tuple[Finding, ...], str]:
-    """Return the output; what was found: writes outside, twice, or never; and what tiles share.
+) -> tuple[dict[str, Values], tuple[Finding, ...], str]:
+    """Return the outputs; what was found: writes outside, twice, or never; and what tiles share.
 
     That is a buffer of which a tile touches an index that another tile has touched, "" if none.
     ``inputs`` and ``scalars`` are elements of the algebra already.
@@ -111,11 +111,12 @@ def canonical_run(
         )
         for o in operation.inputs
     }
-    shape, out = operation.shapes(sizes)[operation.output.name], operation.output
-    empty = np.full(shape, 0.0 if program.zeroed else np.nan)
-    arrays[out.name] = GlobalArray(
-        empty, DTYPES[out.dtype], output=True, zeroed=program.zeroed, algebra=algebra
-    )
+    shapes = operation.shapes(sizes)
+    for out in operation.outputs:
+        empty = np.full(shapes[out.name], 0.0 if program.zeroed else np.nan)
+        arrays[out.name] = GlobalArray(
+            empty, DTYPES[out.dtype], output=True, zeroed=program.zeroed, algebra=algebra
+        )
     random = np.random.default_rng(0)
     run = Run(program, values, scalars, arrays, Toucher(values), random, "early", algebra)
     grid = _grid_of(program, sizes)
@@ -128,9 +129,13 @@ def canonical_run(
             work = _Work(run, grid, role, memory, written, touched)
             work.statements(role.body, _everyone(run, grid, role))
             shared = shared or work.shared
-    array = arrays[out.name]
-    rounded: Values = algebra.round(array.dtype, array.flat).reshape(shape)
-    return rounded, (*run.found.values(), *unwritten(program, array)), shared
+    rounded: dict[str, Values] = {}
+    lost: list[Finding] = []
+    for out in operation.outputs:
+        array = arrays[out.name]
+        rounded[out.name] = algebra.round(array.dtype, array.flat).reshape(shapes[out.name])
+        lost += unwritten(program, out.name, array)
+    return rounded, (*run.found.values(), *lost), shared
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -490,11 +495,11 @@ class _Work:
             self.find(fault.kind, do, fault.text)
         return touched
 
-    def rows(self, buffer: Buffer, group: _Group, *, writes: bool) -> Integers:
+    def rows(self, access: Access, group: _Group, *, writes: bool) -> Integers:
         """Return which instance of a shared buffer each instance of the group uses."""
-        own: Integers = group.who % self.grid.ctas
+        buffer, own = access.buffer, group.who % self.grid.ctas
         if writes and buffer.home:
-            own = self.grid.along(buffer.home)[0][own]
+            own = self.grid.along(buffer.home)[access.peer][own]
         if int(buffer.copies) > 1:
             own = own + group.who // self.grid.ctas * self.grid.ctas
         return own
@@ -506,7 +511,7 @@ class _Work:
         registers = buffer.level == "registers"
         held = self.held if registers else self.memory
         if self.grid.persistent:
-            self.note(key, group, buffer, writes=writes)
+            self.note(key, group, access, writes=writes)
         if key in held:
             return held[key]
         if not writes:
@@ -521,13 +526,13 @@ class _Work:
         held[key] = np.full(shape, np.nan)
         return held[key]
 
-    def note(self, key: tuple[str, int], group: _Group, buffer: Buffer, *, writes: bool) -> None:
+    def note(self, key: tuple[str, int], group: _Group, access: Access, *, writes: bool) -> None:
         """Remember which tile uses a stage, and find another that does."""
-        registers = buffer.level == "registers"
+        buffer, registers = access.buffer, access.buffer.level == "registers"
         name = (f"{self.role.name}: {key[0]}", key[1]) if registers else key
         many = self.instances if registers else self.grid.ctas * int(buffer.copies)
         first = self.touched.setdefault(name, np.full(many, -1))
-        rows = group.who if registers else self.rows(buffer, group, writes=writes)
+        rows = group.who if registers else self.rows(access, group, writes=writes)
         if ((first[rows] >= 0) & (first[rows] != self.tile)).any():
             self.shared = self.shared or key[0]
         first[rows] = self.tile
@@ -606,7 +611,7 @@ class _Work:
                 stage = self.stage(source, group, writes=False)
                 touched = self.cells(do, source, group, tile)
                 cell = touched.cell if tile or touched.cell.shape[1] == 1 else touched.cell[:, mine]
-                rows = self.rows(source.buffer, group, writes=False)
+                rows = self.rows(source, group, writes=False)
                 found = stage[cell]
                 same = rows.size == stage.shape[1] and (rows == np.arange(rows.size)).all()
                 return found if same else found[..., rows]
@@ -651,7 +656,7 @@ class _Work:
             return
         cell = touched.cell if tile or touched.cell.shape[1] == 1 else touched.cell[:, mine]
         kept = np.broadcast_to(values, (*cell.shape, many))
-        rows = self.rows(buffer, group, writes=True)
+        rows = self.rows(access, group, writes=True)
         targets = [rows]
         if do.multicast and do.instruction.completion == "mbarrier":
             targets = [other[rows] for other in self.grid.along(do.multicast)]
@@ -827,7 +832,7 @@ class _Work:
             stage = self.stage(write, group, writes=anew)
             columns = group.who
             if on_chip:
-                columns = self.rows(write.buffer, group, writes=False)
+                columns = self.rows(write, group, writes=False)
                 columns = columns if of is None else of[columns]
             if not anew:
                 before = stage[cells] if columns.size == stage.shape[1] and group.whole else None
@@ -893,7 +898,7 @@ class _Work:
         if read.buffer.level == "registers":
             found = found if group.whole else found[:, group.who]
         else:
-            rows = self.rows(read.buffer, group, writes=False)
+            rows = self.rows(read, group, writes=False)
             found = found[:, rows if of is None else of[rows]]
         deep = depth or int(do.values[0])
         if not depth and int(narrow.values[0]) != deep:

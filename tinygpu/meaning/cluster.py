@@ -458,9 +458,9 @@ class Cta:
             if all(other.ranks[v] == r for v, r in self.ranks.items() if v not in free)
         ]
 
-    def home(self, place: Barrier | Buffer) -> Cta:
+    def home(self, place: Barrier | Buffer, peer: int = 0) -> Cta:
         """Return the CTA whose mbarrier counts what it tells, whose memory has what it writes."""
-        return self.along(place.home)[0]
+        return self.along(place.home)[peer if place.home else 0]
 
     def reached(self, arrive: Arrive) -> list[Cta]:
         """Return the CTAs at whose mbarriers an arrival counts."""

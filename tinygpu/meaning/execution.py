@@ -358,7 +358,7 @@ def _spot(agent: Agent, do: Do, access: Access, env: Mapping[str, int], who: Who
     if buffer.level == "registers":
         memory = agent.registers[buffer.name]
     else:
-        cta = agent.cta.home(buffer) if access is do.write else agent.cta
+        cta = agent.cta.home(buffer, access.peer) if access is do.write else agent.cta
         memory = cta.memory(agent, buffer)
     return _Spot(access, place, memory, index % int(buffer.stages), index, who)
 
@@ -376,7 +376,7 @@ def _touch(agent: Agent, do: Do, spot: _Spot, *, writes: bool) -> Use | None:
                 break
     if not isinstance(spot.memory, Shared):
         return None
-    home = agent.cta.home(buffer)
+    home = agent.cta.home(buffer, spot.access.peer)
     if writes and home is not agent.cta and home.exited:
         text = f"writes into CTA {home.rank}, which has exited; keep it there by barrier.cluster"
         cluster.find("exited", agent, do, text, buffer.name)

@@ -173,4 +173,4 @@ def has_exponential(program: Program) -> bool:
 
 def _expressions(operation: Operation) -> Iterator[Expression]:
     yield from (reduction.expression for reduction in operation.reductions)
-    yield operation.epilogue
+    yield from (epilogue for _, epilogue in operation.results)

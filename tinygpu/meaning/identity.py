@@ -42,7 +42,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from hashlib import blake2b
-from itertools import product
+from itertools import chain, product
 from math import prod
 
 import numpy as np
@@ -336,8 +336,7 @@ def _findings(
             raise
         run = interpret(program, sizes, inputs, scalars=scalars, seed=number + draw, algebra=exact)
         why = "independent: the term was asked of the interpreter"
-        output = run.outputs[operation.output.name]
-        compared = wrong_result(program, sizes, inputs, scalars, output, exact)[1]
+        compared = wrong_result(program, sizes, inputs, scalars, run.outputs, exact)[1]
         return run.findings, why, compared
     wrong, compared = wrong_result(program, sizes, inputs, scalars, result, exact)
     why = f"independent: tiles share {shared}" if shared else ""
@@ -365,11 +364,11 @@ def _told(program: Program, finding: Finding, modulus: int) -> Finding:
     if finding.kind != "wrong_result":
         return finding
     stores = [s for s, _ in walk(program) if isinstance(s, Do)]
-    own = [str(s) for s in stores if s.write.buffer.name == program.operation.output.name]
-    by = " or ".join(dict.fromkeys(own))
+    own = [str(s) for s in stores if s.write.buffer.name == finding.cell.partition("[")[0]]
+    by = " or ".join(dict.fromkeys(own)) or "no statement"
     return replace(
         finding,
-        statement=own[0] if own[:1] == own else "",
+        statement=own[0] if len(own) == 1 else "",
         message=f"{finding.message} (modulo {modulus}); written by {by}",
     )
 
@@ -441,7 +440,7 @@ def _different(
     trips: int,
     wide: int,
 ) -> Mapping[str, int]:
-    """Return sizes that differ pairwise, of ``wide`` tiles, and not full where that may be."""
+    """Return sizes that differ pairwise, of ``wide`` tiles, and not full, where that may be."""
     sizes: dict[str, int] = {}
     for axis in sorted(steps, key=lambda axis: not steps[axis][1]):  # loops first
         width, looped, unit, guarded = steps[axis]
@@ -450,9 +449,10 @@ def _different(
         ragged = guarded and parts > 1
         size = (tiles - 1) * width + (unit * (parts // 2 + (parts > 3)) if ragged else width)
         by = unit if guarded else width
-        while size in sizes.values():
-            size += -by if guarded and size > by else by
-        sizes[axis] = size
+        below = range(size, 0, -by) if guarded else ()
+        above = range(size, most[axis] + 1, by)
+        free = (s for s in chain(below, above) if s not in sizes.values())
+        sizes[axis] = next(free, size)  # there may be but this one
     return {axis: sizes[axis] for axis in steps}
 
 

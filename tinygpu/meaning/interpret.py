@@ -19,7 +19,7 @@ Source: ``docs/model.md``, section "Meaning".
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import lcm
 from typing import Any
@@ -36,6 +36,7 @@ from tinygpu.meaning.race import Finding, GlobalArray
 from tinygpu.meaning.tolerance import ratio_of
 from tinygpu.meaning.touched import Toucher
 from tinygpu.meaning.turns import run_grid
+from tinygpu.term.expression import Expression
 from tinygpu.term.fields import require_known
 from tinygpu.term.operation import Problem
 from tinygpu.term.program import Do, Exit, For, Program, WaitGroup, When, walk
@@ -94,12 +95,15 @@ def interpret(
     run = Run(program, values, given, arrays, Toucher(values), random, landing, algebra)
     with np.errstate(all="ignore"):  # as the hardware: infinities and NaN are numbers
         run_grid(run, seed)
-    output = arrays[operation.output.name]
-    result = algebra.round(output.dtype, output.flat).reshape(output.shape)
-    findings = [*run.found.values(), *unwritten(program, output)]
+    results: dict[str, NDArray[Any]] = {}
+    findings = [*run.found.values()]
+    for out in operation.outputs:
+        array = arrays[out.name]
+        results[out.name] = algebra.round(array.dtype, array.flat).reshape(array.shape)
+        findings += unwritten(program, out.name, array)
     exact = {o.name: arrays[o.name].flat.reshape(arrays[o.name].shape) for o in operation.inputs}
-    findings += wrong_result(program, sizes, exact, given, result, algebra)[0]
-    return Result({operation.output.name: result}, tuple(findings))
+    findings += wrong_result(program, sizes, exact, given, results, algebra)[0]
+    return Result(results, tuple(findings))
 
 
 def check(
@@ -163,7 +167,7 @@ def tile_of(program: Program, axis: str) -> tuple[int, bool]:
 
     others = dict.fromkeys(program.operation.axes, 1)
     if program.tile_values:  # which may grow with one axis only where another one is long
-        named = _sizes_of_values(program)
+        named = _sizes_in(program, program.tile_values.values())
         others |= {a: min(dict(program.at_most).get(a, _LONG), _LONG) for a in named}
 
     def counts(size: int) -> tuple[tuple[int, ...], tuple[object, ...]]:
@@ -172,21 +176,28 @@ def tile_of(program: Program, axis: str) -> tuple[int, bool]:
         own = tuple(frozenset(each) for each in program.values_of_tiles(sizes).values())
         return program.grid_extents(sizes), (*(values[t] for t in trips), *own)
 
+    on_grid = axis in _sizes_in(program, [a.extent for a in program.grid])
+
+    def same(size: int) -> bool:
+        """Whether nothing grows; a tile's own numbers may change before the grid grows."""
+        here, first = counts(size), counts(1)
+        return here[0] == first[0] and (on_grid or here == first)
+
     low, high = 1, 2
-    while high <= most and counts(high) == counts(1):
+    while high <= most and same(high):
         low, high = high, 2 * high
     if high > most:
         return most, False
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if counts(middle) == counts(1) else (low, middle)
+        low, high = (middle, high) if same(middle) else (low, middle)
     return low, counts(high)[1] != counts(1)[1]
 
 
-def _sizes_of_values(program: Program) -> set[str]:
-    """Return the axes whose sizes tile values depend on, by themselves, parameters and the grid."""
+def _sizes_in(program: Program, expressions: Iterable[Expression]) -> set[str]:
+    """Return the axes whose sizes expressions depend on, by themselves, parameters and the grid."""
     known = dict(program.parameters) | {axis.var: axis.extent for axis in program.grid}
-    left = [name for e in program.tile_values.values() for name in e.names()]
+    left = [name for e in expressions for name in e.names()]
     named: set[str] = set()
     while left:
         name = left.pop()
@@ -223,7 +234,7 @@ def _arrays(
     inputs: Mapping[str, NDArray[Any]],
     algebra: Algebra,
 ) -> dict[str, GlobalArray]:
-    """Hold the inputs, and an output that is poisoned or cleared."""
+    """Hold the inputs, and outputs that are poisoned or cleared."""
     operation = program.operation
     shapes = operation.shapes(sizes)
     arrays: dict[str, GlobalArray] = {}
@@ -236,19 +247,18 @@ def _arrays(
             )
         rounded = algebra.round(dtype, inputs[name])
         arrays[name] = GlobalArray(rounded, dtype, output=False, zeroed=False)
-    out = operation.output
-    empty = np.full(shapes[out.name], 0.0 if program.zeroed else np.nan)
-    arrays[out.name] = GlobalArray(
-        empty, DTYPES[out.dtype], output=True, zeroed=program.zeroed, algebra=algebra
-    )
+    for out in operation.outputs:
+        empty = np.full(shapes[out.name], 0.0 if program.zeroed else np.nan)
+        arrays[out.name] = GlobalArray(
+            empty, DTYPES[out.dtype], output=True, zeroed=program.zeroed, algebra=algebra
+        )
     return arrays
 
 
-def unwritten(program: Program, output: GlobalArray) -> list[Finding]:
-    """Find the first element of the output that nobody wrote."""
+def unwritten(program: Program, name: str, output: GlobalArray) -> list[Finding]:
+    """Find the first element of an output that nobody wrote."""
     if output.written.all():
         return []
-    name = program.operation.output.name
     place = np.unravel_index(int((~output.written).argmax()), output.shape)
     cell = f"{name}[{', '.join(str(int(p)) for p in place)}]"
     text = f"{program.name}: nobody writes {cell}, one of {int((~output.written).sum())}; store it"
@@ -260,33 +270,38 @@ def wrong_result(
     sizes: Mapping[str, int],
     inputs: Mapping[str, NDArray[np.float64]],
     scalars: Mapping[str, float],
-    result: NDArray[Any],
+    results: Mapping[str, NDArray[Any]],
     algebra: Algebra,
 ) -> tuple[list[Finding], float]:
-    """Compare with the operation's reference, where that is a number; say of which part it is."""
-    operation = program.operation
+    """Compare with the operation's reference, where that is a number; say of which part it is.
+
+    The outputs are compared in order, up to the first that is wrong.
+    """
+    operation, least = program.operation, 1.0
     with np.errstate(all="ignore"):
         reference = operation.reference(inputs, scalars, algebra)
-    name = operation.output.name
     if algebra.exact:
-        ratio = np.where(result == reference[name], 0.0, np.inf)
+        ratios = {n: np.where(x == reference[n], 0.0, np.inf) for n, x in results.items()}
     else:
-        ratio = ratio_of(program, inputs, scalars, output=result, reference=reference)
-    strange = np.isnan(reference[name])
-    ratio, compared = np.where(strange, 0.0, ratio), 1.0 - strange.sum() / max(1, strange.size)
-    if not ratio.size or ratio.max() <= 1:
-        return [], compared
-    place = np.unravel_index(int(ratio.argmax()), ratio.shape)
-    cell = f"{name}[{', '.join(str(int(p)) for p in place)}]"
-    got, wanted = float(result[place]), float(reference[name][place])
-    if algebra.exact:
-        text = f"{program.name}: {cell} is {got:.0f}, not {wanted:.0f}"
-    else:
-        text = (
-            f"{program.name}: {cell} is {got:.6g}, not {wanted:.6g}: "
-            f"{ratio.max():.3g} times the error allowed"
-        )
-    return [Finding("wrong_result", "", text, cell=cell)], compared
+        ratios = ratio_of(program, inputs, scalars, outputs=results, reference=reference)
+    for name, result in results.items():
+        strange = np.isnan(reference[name])
+        ratio = np.where(strange, 0.0, ratios[name])
+        least = min(least, 1.0 - strange.sum() / max(1, strange.size))
+        if not ratio.size or ratio.max() <= 1:
+            continue
+        place = np.unravel_index(int(ratio.argmax()), ratio.shape)
+        cell = f"{name}[{', '.join(str(int(p)) for p in place)}]"
+        got, wanted = float(result[place]), float(reference[name][place])
+        if algebra.exact:
+            text = f"{program.name}: {cell} is {got:.0f}, not {wanted:.0f}"
+        else:
+            text = (
+                f"{program.name}: {cell} is {got:.6g}, not {wanted:.6g}: "
+                f"{ratio.max():.3g} times the error allowed"
+            )
+        return [Finding("wrong_result", "", text, cell=cell)], least
+    return [], least
 
 
 def _well_formed(program: Program) -> None:

@@ -89,7 +89,8 @@ def error_ratio(
 
     ``scale`` is S, ``depth`` K, ``roundoff`` u, ``between`` w T, ``dtype`` the output's type.  An
     element that is not a number counts as infinitely wrong, and so does an infinite one unless the
-    reference overflows ``dtype`` to the same infinity.  The arrays are NumPy's, or all CuPy's.
+    reference overflows ``dtype`` to the same infinity, and a finite one where it is infinite.
+    The arrays are NumPy's, or all CuPy's.
     """
     got, want = output.astype(np.float64), reference64.astype(np.float64)
     with np.errstate(all="ignore"):
@@ -99,7 +100,8 @@ def error_ratio(
     least_infinite = (2 - DTYPES[dtype].roundoff) * 2.0 ** _LARGEST_EXPONENT[dtype]
     overflow = np.isinf(got) & (np.abs(want) >= least_infinite) & (np.sign(got) == np.sign(want))
     wrong = np.where(overflow, 0.0, np.inf)
-    result: NDArray[np.float64] = np.where(np.isfinite(got), ratio, wrong)
+    both = np.isfinite(got) & ~np.isinf(want)
+    result: NDArray[np.float64] = np.where(both, ratio, wrong)
     return result
 
 
@@ -108,34 +110,38 @@ def ratio_of(
     inputs: Mapping[str, NDArray[Any]],
     scalars: Mapping[str, float],
     *,
-    output: NDArray[Any],
+    outputs: Mapping[str, NDArray[Any]],
     reference: Mapping[str, NDArray[Any]],
-) -> NDArray[np.float64]:
-    """Return the error of each element of a term's output over what is allowed.
+) -> dict[str, NDArray[np.float64]]:
+    """Return the error of each element of a term's outputs over what is allowed, by name.
 
     ``inputs`` are rounded to their types, in float64; ``reference`` is the operation's.
     """
     operation, narrow = program.operation, narrowing(program)
     sizes = operation.sizes({name: x.shape for name, x in inputs.items()})
-    return error_ratio(
-        output,
-        reference[operation.output.name],
-        reference["scale"],
-        depth=operation.depth(sizes),
-        roundoff=roundoff(program),
-        dtype=operation.output.dtype,
-        between=narrow * between(operation, inputs, scalars) if narrow else 0.0,
-    )
+    moved = between(operation, inputs, scalars) if any(narrow.values()) else {}
+    return {
+        o.name: error_ratio(
+            outputs[o.name],
+            reference[o.name],
+            reference[f"scale of {o.name}"],
+            depth=operation.depth(sizes),
+            roundoff=roundoff(program),
+            dtype=o.dtype,
+            between=narrow[o.name] * moved.get(o.name, 0.0),
+        )
+        for o in operation.outputs
+    }
 
 
 def between(
     operation: Operation, inputs: Mapping[str, NDArray[Any]], scalars: Mapping[str, float]
-) -> NDArray[np.float64] | float:
-    """Return T: how far roundings between stages move the output, by the unit roundoff.
+) -> dict[str, NDArray[np.float64]]:
+    """Return T: how far roundings between stages move each output, by the unit roundoff.
 
     The operation is evaluated anew with each sum of what earlier reductions made off by a little of
     its root sum of squares.  The arrays are NumPy's, or all CuPy's.  A sum that a later reduction
-    reads is left as it is.
+    reads is left as it is.  Empty where there is no such sum.
     """
     made = {r.name for r in operation.reductions}
     read = {name for r in operation.reductions for name in r.expression.names()}
@@ -145,15 +151,17 @@ def between(
         if r.operator == "add" and r.name not in read and made & {*r.expression.names()}
     ]
     if not loose:
-        return 0.0
-    algebra, name = replace(FLOATS, exact=True), operation.output.name  # no S is asked for
+        return {}
+    algebra = replace(FLOATS, exact=True)  # no S is asked for
     right, *off = (
-        operation.reference(inputs, scalars, algebra, moved)[name]
+        operation.reference(inputs, scalars, algebra, moved)
         for moved in ({}, *({one: _STEP} for one in loose))
     )
-    with np.errstate(all="ignore"):
-        moved = sum((np.abs(x - right) for x in off), start=0.0 * right) / _STEP
-    found: NDArray[np.float64] = np.where(np.isfinite(moved), moved, 0.0)
+    found: dict[str, NDArray[np.float64]] = {}
+    for name in (o.name for o in operation.outputs):
+        with np.errstate(all="ignore"):
+            moved = sum((np.abs(x[name] - right[name]) for x in off), start=0.0 * right[name])
+        found[name] = np.where(np.isfinite(moved), moved / _STEP, 0.0)
     return found
 
 
@@ -166,9 +174,11 @@ def usual_roundoff(operation: Operation) -> float:
     return _SHORT if eight_bits else DTYPES["f32"].roundoff
 
 
-def usual_narrowing(operation: Operation) -> float:
-    """Return w of whoever rounds what lies between two stages to the type of the inputs."""
-    return max(DTYPES[o.dtype].roundoff for o in operation.inputs)
+def usual_narrowing(operation: Operation) -> dict[str, float]:
+    """Return w, by output, where what lies between two stages is rounded to the inputs' type."""
+    return dict.fromkeys(
+        (o.name for o in operation.outputs), max(DTYPES[o.dtype].roundoff for o in operation.inputs)
+    )
 
 
 def roundoff(program: Program) -> float:
@@ -207,8 +217,8 @@ def roundings(program: Program) -> tuple[str, ...]:
     return tuple(dict.fromkeys(f"{s.write.buffer.dtype}: {s}" for s in _narrow(program)))
 
 
-def narrowing(program: Program) -> float:
-    """Return w: the unit roundoffs of what ``roundings`` names, added up.
+def narrowing(program: Program) -> dict[str, float]:
+    """Return w of each output: the unit roundoffs of what ``roundings`` names on its way, added up.
 
     An input that is rounded before anything is computed of it does not count.
     """
@@ -219,21 +229,21 @@ def narrowing(program: Program) -> float:
         before = len(made)
         made |= {s.write.buffer.name for s in statements if _operates(s) or _reads(s) & made}
         more = len(made) > before
-    return sum(
-        s.write.buffer.type.roundoff for s in _narrow(program) if _operates(s) or _reads(s) & made
-    )
+    narrow = [s for s in _narrow(program) if _operates(s) or _reads(s) & made]
+    found = {}
+    for output in program.operation.outputs:
+        on_way = _feeding({output.name}, statements)
+        mine = (s for s in narrow if s.write.buffer.name in on_way)
+        found[output.name] = sum(s.write.buffer.type.roundoff for s in mine)
+    return found
 
 
 def _narrow(program: Program) -> list[Do]:
-    own = min(DTYPES["f32"].roundoff, DTYPES[program.operation.output.dtype].roundoff)
+    types = ("f32", *(o.dtype for o in program.operation.outputs))
+    own = min(DTYPES[dtype].roundoff for dtype in types)
     statements = [s for s, _ in walk(program) if isinstance(s, Do)]
     used = {name for s in statements if _computes(s) for name in _reads(s)}
-    moves = [s for s in statements if not _computes(s)]
-    more = True
-    while more:  # what is moved to where it is computed with
-        before = len(used)
-        used |= {name for s in moves if s.write.buffer.name in used for name in _reads(s)}
-        more = len(used) > before
+    used = _feeding(used, [s for s in statements if not _computes(s)])
     return [
         s
         for s in statements
@@ -241,6 +251,15 @@ def _narrow(program: Program) -> list[Do]:
         and s.write.buffer.type.roundoff > own
         and (s.write.buffer.name in used or s.instruction.atomic)
     ]
+
+
+def _feeding(names: set[str], statements: list[Do]) -> set[str]:
+    """Return the buffers, and those from which statements bring what they hold."""
+    found, before = {*names}, 0
+    while len(found) > before:
+        before = len(found)
+        found |= {name for s in statements if s.write.buffer.name in found for name in _reads(s)}
+    return found
 
 
 def _computes(do: Do) -> bool:

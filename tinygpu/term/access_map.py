@@ -150,7 +150,8 @@ class Buffer:
     ``fragment``: registers of many threads that hold one tile together, shared out as
     ``tinygpu.isa.fragment`` says ("": each thread has registers of its own).  ``copies`` above 1:
     shared memory of which each copy of the role that uses it has its own.  With ``home`` = a
-    cluster axis's variable, what CTAs along it write goes to the CTA at 0; each reads its own.
+    cluster axis's variable, what CTAs along it write goes to the one that the access names
+    (``peer``); each reads its own.
     Tensor memory (level "tmem") has the shape (128 lanes, elements): a column of 32 bits is one
     element, or as many narrower ones as it holds.
     """
@@ -216,7 +217,7 @@ class Buffer:
         if isinstance(self.swizzle[0], int) and self.swizzle[0]:
             text += f" {Swizzle(*self.swizzle)}"
         text += f" x {number_text(self.stages)} stages" if str(self.stages) != "1" else ""
-        return text + (f", at {self.home} 0" if self.home else "")
+        return text + (f", of peers along {self.home}" if self.home else "")
 
 
 def registers(name: str, dtype: str, *shape: int, stages: int = 1, fragment: str = "") -> Buffer:
@@ -238,6 +239,7 @@ class Access:
     value mode.  ``guard[d]`` says whether dimension d is compared with its size (gmem only);
     ``outside`` is what ld.global gives there.  With ``trimmed`` a TMA load leaves out the lines
     (value mode 1) that lie outside: what their cells hold then is not defined.
+    ``peer``: the rank, along the buffer's home, of the CTA into which it writes.
     """
 
     buffer: Buffer
@@ -248,6 +250,7 @@ class Access:
     guard: tuple[bool, ...] = ()
     outside: float = 0.0
     trimmed: bool = False
+    peer: int = 0
 
     def __post_init__(self) -> None:
         require_kind("access: buffer", self.buffer, Buffer, ProgramError)

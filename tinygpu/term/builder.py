@@ -48,10 +48,11 @@ import linecache
 import math
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
+from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
@@ -94,6 +95,7 @@ _VECTOR_BYTES = 16  # spec: PTX ISA, "ld"
 _SLAB_BYTES = 128  # the widest swizzle
 _SLICE_BYTES, _PAIR = 32, 2  # spec: PTX ISA, a product's k in bytes; neighbours in a register
 _ZERO = Affine()
+_NOWHERE: Mapping[str, Affine] = MappingProxyType({})
 _UNREAD: tuple[dict[str, tuple[str, ...]], frozenset[str]] = ({}, frozenset())
 _WARP, _WARPGROUP, _REGISTER_BYTES = 32, 128, 4
 _TMA_STORE = INSTRUCTIONS["cp.async.bulk.tensor.global"]
@@ -455,7 +457,10 @@ class Kernel:
             buffer = Buffer(o.name, "gmem", o.dtype, o.axes, tuple(stride))
             arrays.append(Array(self, buffer, o.axes))
         self.arrays = tuple(arrays)
-        self.inputs, self.output = self.arrays[:-1], self.arrays[-1]
+        count = len(operation.inputs)
+        self.inputs, self.outputs = self.arrays[:count], self.arrays[count:]
+        self.output = self.outputs[0]
+        self._written = {axis for o in operation.outputs for axis in o.axes}
         self._digits: dict[str, Digit] = {}
         self._judged: set[str] = set()  # dimensions that k.tile declares
         self._order: dict[str, int] = {}
@@ -472,6 +477,7 @@ class Kernel:
         self._countings: list[tuple[str, ...]] = []  # of threads, fastest first
         self._turned: dict[tuple[str, ...], Number] = {}  # where the two fastest change places
         self._split: dict[str, tuple[str, ...]] = {}  # digits of values that are counted in two
+        self._one_of: dict[str, tuple[str, Number]] = {}  # who counts in a digit's place, if any
         self._lanes: dict[str, tuple[RowLanes, str, str]] = {}
         """Of a digit of rows in tensor memory the lanes, the digit of halves, and the pair."""
         self._patterns: dict[Any, tuple[dict[str, tuple[str, ...]], frozenset[str]]] = {}
@@ -639,12 +645,12 @@ class Kernel:
     def _loop_in_tile(
         self, name: str, trips: TileValue, start: TileValue | None, first: Number | None
     ) -> Iterator[LoopIndex]:
-        if first is not None or name in self._counts:
-            text = f"loop {name}: runs to a parameter elsewhere, or is written out"
-            raise self.error(f"{text}; one to a tile value does neither", name)
+        if name in self._counts:
+            text = f"loop {name}: runs to a parameter elsewhere"
+            raise self.error(f"{text}; one to a tile value does not", name)
         self._by_tile.add(name)
         self._begins |= {name: start.name} if start else {}
-        yield from self._loop(name, trips.name, self._where(), None)
+        yield from self._loop(name, trips.name, self._where(), first)
         self._begins.pop(name, None)
 
     def unrolled(
@@ -747,8 +753,8 @@ class Kernel:
         Its dimensions are new digits, as tm=64, or known ones, by name.  ``pad`` elements follow
         each line.  ``swizzle`` = 128: slabs of 128 B, as TMA and wgmma take them; "line": one slab,
         or as many as a third dimension counts, whose pieces of ``piece`` bytes change places by the
-        number of the line, or of the 128 B; or (bits, base, shift) of
-        ``tinygpu.term.layout.Swizzle``.
+        number of the line, or of the 128 B, if a line has a power of two of them; or (bits, base,
+        shift) of ``tinygpu.term.layout.Swizzle``.
         What is declared in a role each of its copies has for itself.
         """
         for digit in digits:
@@ -777,7 +783,9 @@ class Kernel:
             most = (_SLAB_BYTES // piece).bit_length() - 1
             wider = [(shape[1] * each >= piece << i) * 1 for i in range(1, 9)]
             shift = select(sum(wider) > most, sum(wider), most)
-            pattern = (sum(wider[:most]), (piece // each).bit_length() - 1, shift)
+            row = shape[1] * each
+            bits = select(row & (row - 1) == 0, sum(wider[:most]), 0)
+            pattern = (bits, (piece // each).bit_length() - 1, shift)
         if tiled and len(shape) == 3:  # slabs, one after the other
             pitches, size = [shape[1], 1, shape[0] * shape[1]], math.prod(shape)
         buffer = Buffer(
@@ -839,6 +847,21 @@ class Kernel:
         barrier = term.Barrier(self._free(name), stages, threads, number=number)
         self._barriers.append(barrier)
         return BarrierRing(self, barrier)
+
+    def one_of(self, copies: str, **digits: Number) -> None:
+        """Let copies of a role count along one of some digits; the others have an extent of 1.
+
+        Which one it is may differ from schedule to schedule: ``k.one_of("w", high=2, wide=1)``.
+        """
+        shared, taken = self._extent(copies), False
+        self.copy(copies)
+        for name, extent in digits.items():
+            self._declare(name, "copies of a role", extent)
+            mine = (extent == shared) & (taken == 0)
+            self._one_of[name], taken = (copies, mine * 1), taken | mine
+        if np.all((math.prod(digits.values()) != shared) | (taken == 0)):
+            text = f"one_of {copies}: {', '.join(digits)}: one of them has to count all copies"
+            raise self.error(text, copies)
 
     def copy(self, digit: str) -> LoopIndex:
         """Return which copy of its role it is: ``turn[step, k.copy("w") + 1]``."""
@@ -1014,14 +1037,14 @@ class Kernel:
         here, shared = Affine(), ""
         if share:
             match = _SHARE.fullmatch(share)
-            row = lines if part.array.axes[-2] in self.op.output.axes else wide
+            row = lines if part.array.axes[-2] in self._written else wide
             if not match or match[1] != row or match[2] not in self._digits:
                 raise self.error(f'tma: share {share!r} is not as "{row} by rank"', "share")
             shared, rank = match.groups()
             self._in_cluster("tma", rank)
             extents[shared] = extents[shared] // self._extent(rank)
             here = var(rank, extents[shared])
-        trimmed = trim and part.array.axes[-2] in self.op.output.axes
+        trimmed = trim and part.array.axes[-2] in self._written
         before = (0,) * (len(part.array.axes) - 2)  # a batch's
         access = replace(self._access(part, place, ()), thread=())
         moved = [*access.origin[:-2], *(
@@ -1416,8 +1439,11 @@ class Kernel:
         if array.axes[-1] == axis:
             room = select(step < array.slab, array.slab // step, 1)
             near = select(extent < room, extent, room)
+        if isinstance(near, int) and near < 1:
+            raise self.error(f"digit {digit}: has no elements; it needs one at least", digit)
         ways = (_across(array, axis, step), _across(array, axis, step * near))
-        return [(near, ways[0], 1), (extent // near, ways[1], near)]
+        beyond = extent // select(np.less(near, 1), 1, near)  # 0: of a point that is not legal
+        return [(near, ways[0], 1), (beyond, ways[1], near)]
 
     def tcgen05_mma(self, sums: Piece, x: Piece, y: Piece, *, fresh: LoopIndex) -> None:
         """Add the product of two tiles, tm tn += tm tk * part tk; where ``fresh`` is 0, set it.
@@ -1531,50 +1557,64 @@ class Kernel:
         own, both = one.array.axes
         return (both, own) if own in other.array.axes else (own, both)
 
-    @contextmanager
-    def cluster_sum(self, sums: Held, *, over: str) -> Iterator[None]:
-        """Add up a tile's sums over CTAs of a cluster; the first of them does the body.
+    def cluster_sum(self, sums: Held, *, over: str, slices: str) -> Held:
+        """Add up a tile's sums over CTAs of a cluster, and return the slice that is this CTA's.
 
-        The others' go through its shared memory, in the order in which threads hold them: 16 B of a
-        thread, then those of the next, so that no two lanes of a warp meet a bank twice.
+        Each slice, one value of the digit ``slices``, goes through shared memory of the CTA with
+        its number, in the order in which threads hold it: 16 B of a thread, then those of the next,
+        so that no two lanes of a warp meet a bank twice.  Pieces of 16 B go to one CTA after the
+        other, so that no CTA has to take what all send at once.  Parts are added by rank.
         """
         self._warpgroup("cluster_sum")
-        around, self._body = self._body, []
-        yield
-        stored, self._body = tuple(self._body), []
-        threads, turn, others = self._countings[0], self._turn(), self._extent(over) - 1
-        pair, half, *slow = sums.digits[::-1]
-        digits = (pair, half, *threads, *slow)  # as threads hold them: no two lanes meet a bank
+        self._in_cluster("cluster_sum", over)
+        threads, turn, ctas = self._countings[0], self._turn(), int(self._extent(over))
+        if slices not in sums.digits or self._extent(slices) != ctas:
+            text = f"cluster_sum: {sums.name} has no slice for each of the {ctas} CTAs of {over}"
+            raise self.error(text, slices)
+        kept = tuple(d for d in sums.digits if d != slices)
+        pair, half, *slow = kept[::-1]
+        digits = (pair, half, *threads, *slow)
         shape, strides = self._extents(digits), [math.prod(self._extents(digits[:i]))
                                                  for i in range(len(digits))]  # fmt: skip
-        parts = Buffer(self._free("parts"), "smem", "f32", shape, tuple(strides), others,
+        parts = Buffer(self._free("parts"), "smem", "f32", shape, tuple(strides), ctas,
                        math.prod(shape), copies=self._copies, home=over)  # fmt: skip
         self._on_chip.insert(self._first_own, parts)
+        part = self.registers("part", "f32", half, pair)
+        values = self._extents((pair, half))
 
-        def move(by: str, held: Held, index: Affine, modes: tuple[str, ...]) -> None:
+        def move(by: str, held: Access, number: Affine, peer: int = 0) -> None:
             value, thread = (tuple(tuple(int(d == e) for e in digits) for d in each)
-                             for each in (modes, threads))  # fmt: skip
+                             for each in ((pair, half), threads))  # fmt: skip
             origin = tuple(var(d) if d in self.gone_through else Affine() for d in digits)
-            there, own = Access(parts, value, thread, origin, index), self._own(held, modes, 3)
-            ends = (there, own) if by == "st.shared" else (own, there)
-            self._body.append(term.Do(INSTRUCTIONS[by], ends[0], (ends[1],), self._extents(modes),
+            there = Access(parts, value, thread, origin, turn * ctas + number, peer=peer)
+            ends = (there, held) if by == "st.shared" else (held, there)
+            self._body.append(term.Do(INSTRUCTIONS[by], ends[0], (ends[1],), values,
                                       self._extents(threads), vector=_PAIR * _PAIR))  # fmt: skip
 
-        def add(left: tuple[str, ...]) -> None:
-            if left:
-                for _ in self.each(left[-1]):
-                    add(left[:-1])
-                return
-            move("ld.shared", part, turn * others + var("r"), (pair, half))
-            self.add(sums, part)
+        def own(held: Held, known: Mapping[str, Affine] = _NOWHERE) -> Access:
+            access = self._own(held, (pair, half), len(threads))
+            return replace(access, origin=self._part_of(held, known))
 
-        move("st.shared", sums, turn * others + var(over) + -1, (pair, half, *slow))
-        send, self._body = tuple(self._body), []
-        part = self.registers("part", "f32", half, pair)
-        add(tuple(slow))
-        adding = term.For("r", others, tuple(self._body), unrolled=True)
-        self._body = [*around, term.When(var(over, -1), 0, send), term.Sync(scope="cluster"),
-                      term.When(var(over), 1, (adding, *stored))]  # fmt: skip
+        def piecewise(do: Callable[[], None], left: Sequence[str]) -> None:
+            for _ in self.each(left[-1]) if left else (None,):
+                piecewise(do, left[:-1]) if left else do()
+
+        def send() -> None:
+            for peer in range(ctas):
+                move("st.shared", own(sums, {slices: Affine(peer)}), var(over), peer)
+
+        def add() -> None:
+            around, self._body = self._body, []
+            move("ld.shared", own(part), var("r"))
+            self.add(added, part)
+            body, self._body = tuple(self._body), around
+            self._body.append(term.For("r", ctas, body, unrolled=True))
+
+        piecewise(send, slow)
+        self.sync("cluster")
+        added = self.zeros("added", "f32", *kept)
+        piecewise(add, slow)
+        return added
 
     # order
 
@@ -1848,7 +1888,9 @@ class Kernel:
                 if digit in equations and digit != axis:
                     lay(equations[digit], step)
                 else:
-                    found[digit] = found.get(digit, 0) + step
+                    name, share = self._one_of.get(digit, (digit, 1))
+                    if not isinstance(share, int) or share:
+                        found[name] = found.get(name, 0) + step * share
                 step = step * self._extent(digit)
             return step
 

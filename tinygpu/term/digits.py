@@ -1,4 +1,4 @@
-"""The digits of a warpgroup's product: who counts what in a ``Do`` of wgmma.
+"""The digits of a warpgroup's product, and of a copy by TMA: who counts what in a ``Do``.
 
 Values count k, then pair, half and groups of 8 columns; each digit of groups in two, within a slab
 of the second factor and from slab to slab.  Of a first factor in registers three modes count k:
@@ -15,10 +15,14 @@ from math import prod
 from typing import Any
 
 from tinygpu.errors import ProgramError
+from tinygpu.isa.tma import boxes
 from tinygpu.isa.wgmma import COLUMN_STEPS, ROW_STEPS, THREADS
 from tinygpu.term.program import Access, Do, select
 
-__all__ = ["depth_modes", "held_factor", "layout_faults", "product_of", "spans", "together"]
+__all__ = [
+    *("box_lines", "depth_modes", "held_factor", "layout_faults", "product_of", "spans"),
+    "together",
+]
 
 _PAIR, _HALF = 2, 2
 _WORD, _LANE, _DEEP = 2, 4, 2  # of 16 steps of k in registers
@@ -41,6 +45,11 @@ def together(do: Do) -> Do:
         values=(*do.values, *do.threads),
         threads=(),
     )
+
+
+def box_lines(do: Do) -> Any:
+    """Return the lines of a box by which TMA moves a tile: all of the tile's, or an equal part."""
+    return do.values[1] // boxes(do.values[1])
 
 
 def held_factor(do: Do) -> Access | None:

@@ -35,7 +35,7 @@ KNOWN: Mapping[str, frozenset[str]] = {
         "Axis": "var extent down",
         "Buffer": "name level dtype shape stride stages stage_elements swizzle fragment copies "
         "home",
-        "Access": "buffer value thread origin index guard outside trimmed",
+        "Access": "buffer value thread origin index guard outside trimmed peer",
         "Affine": "constant terms",
         "Immediate": "number",
         "Scalar": "name size",

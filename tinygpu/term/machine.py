@@ -142,7 +142,7 @@ class Machine(ABC):
 
     What operations it can do: their names (``operations``), the types of all operands (``dtypes``)
     or of the output by that of what is multiplied (``outputs``); empty: any.  ``fuses``: that
-    there may be an epilogue and a batch.
+    there may be an epilogue and a batch; ``several``: and more than one output.
     """
 
     name: ClassVar[str]
@@ -155,8 +155,12 @@ class Machine(ABC):
     dtypes: ClassVar[tuple[str, ...]] = ()
     outputs: ClassVar[Mapping[str, tuple[str, ...]]] = MappingProxyType({})
     fuses: ClassVar[bool] = True
+    several: ClassVar[bool] = False
     spread: ClassVar[tuple[str, ...]] = ()
     """Decisions in which schedules differ by more than details: tiles, and not rasters."""
+    in_order: ClassVar[Mapping[str, Value] | None] = None
+    """Decisions with which each sum is one chain in the order of k, whatever all others and the
+    sizes are: the bits of a result are then the same for every m.  None: it does not say."""
 
     def forward(self, k: Kernel) -> None:
         """Say what the kernel does, by calls of ``k``; decisions are attributes of ``self``."""
@@ -197,12 +201,17 @@ class Machine(ABC):
                 f"machine {self.name}: operation {operation.name}; "
                 f"{nearest(operation.name, self.operations)}"
             )
+        if operation.further and not self.several:
+            raise OperationError(
+                f"machine {self.name}: {operation.name} with {len(operation.outputs)} outputs; it "
+                "writes one: leave out the others"
+            )
         if operation.name == "matmul" in self.operations and not is_matmul(operation):
             raise OperationError(
                 f"machine {self.name}: {operation} is no matmul; it does matmul(..) of "
                 "tinygpu.term.operation, with an epilogue of yours"
             )
-        for operand in operation.operands if self.dtypes else ():
+        for operand in (*operation.inputs, operation.output) if self.dtypes else ():
             if operand.dtype not in self.dtypes:
                 raise OperationError(
                     f"machine {self.name}: {operand}; {nearest(operand.dtype, self.dtypes)}"

@@ -9,6 +9,8 @@ scalars, sizes and coordinates, and has the axes of what it reads that it does n
     r2 = reduce over axes of expression(r1, inputs, ..)
     output[output axes] = epilogue(r1, r2, .., inputs, ..)
 
+An operation may have ``further`` outputs, each an operand with an epilogue of its own.
+
 A matmul has one reduction, its sum ``acc``; a softmax two; attention four; an elementwise operation
 none.
 
@@ -73,6 +75,7 @@ __all__ = [
     "reduce",
     "rmsnorm",
     "softmax",
+    "window_of",
 ]
 
 
@@ -152,6 +155,7 @@ class Operation:
     reductions: tuple[Reduction, ...] = ()
     epilogue: Expression = ACC
     scalars: tuple[str, ...] = ()
+    further: tuple[tuple[Operand, Expression], ...] = ()
 
     def __post_init__(self) -> None:
         self._require_kinds()
@@ -176,28 +180,30 @@ class Operation:
             if len({*axes}) < len(axes):
                 raise self._error(f"{what}: an axis is there twice; give each once")
         reduced = {a for r in self.reductions for a in r.over}
-        kept = tuple(a for a in self.axes if a in self.output.axes or a not in reduced)
-        if lost := [a for a in kept if a not in self.output.axes]:
+        have = {a for o in self.outputs for a in o.axes}
+        kept = tuple(a for a in self.axes if a in have or a not in reduced)
+        if lost := [a for a in kept if a not in have]:
             raise self._error(
                 f"{self.output} lacks {', '.join(lost)}, and no reduction is over it; give "
                 f"one, or an output with the axes {', '.join(kept)}"
             )
-        if self.output.axes != kept:
-            raise self._error(
-                f"{self.output} has to have the axes {', '.join(kept)}, in this order"
-            )
-        if more := [a for a in self.axes_of(self.epilogue) if a not in self.output.axes]:
-            raise self._error(
-                f"the epilogue {self.epilogue} has the axis {more[0]}, which {self.output} lacks; "
-                "read a reduction over it"
-            )
+        for output, epilogue in self.results:
+            own = tuple(a for a in self.axes if a in output.axes)
+            if output.axes != own:
+                raise self._error(f"{output} has to have the axes {', '.join(own)}, in this order")
+            if more := [a for a in self.axes_of(epilogue) if a not in output.axes]:
+                raise self._error(
+                    f"the epilogue {epilogue} has the axis {more[0]}, which {output} lacks; "
+                    "read a reduction over it"
+                )
 
     def _require_read(self, made: list[str]) -> None:
         """Raise OperationError for names that are unknown or later, and reductions nobody reads."""
         arrays = [o.name for o in self.inputs]
         known, unread = [*arrays, *self.scalars, *self.axes], list(made)
-        every = [*(r.expression for r in self.reductions), self.epilogue]
-        for expression, name in zip(every, [*made, ""], strict=True):
+        ends = [epilogue for _, epilogue in self.results]
+        every = [*(r.expression for r in self.reductions), *ends]
+        for expression, name in zip(every, [*made, *("" for _ in ends)], strict=True):
             reads = [*expression.names()]
             for read in reads:
                 if read not in (*known, *map(str, map(Index, self.axes))):
@@ -229,8 +235,13 @@ class Operation:
             require_kind(f"{what}: {field}", getattr(self, field), tuple, OperationError)
             for one in getattr(self, field):
                 require_kind(f"{what}: {field}", one, kind, OperationError)
-        require_kind(f"{what}: output", self.output, Operand, OperationError)
-        require_kind(f"{what}: epilogue", self.epilogue, Expression, OperationError)
+        require_kind(f"{what}: further", self.further, tuple, OperationError)
+        for pair in self.further:
+            if not isinstance(pair, tuple) or len(pair) != 2:
+                raise OperationError(f"{what}: further has {pair!r}; give (operand, epilogue)")
+        for output, epilogue in self.results:
+            require_kind(f"{what}: output", output, Operand, OperationError)
+            require_kind(f"{what}: epilogue", epilogue, Expression, OperationError)
         if not self.name.strip() or not self.name.isprintable():
             raise OperationError(f"operation {self.name!r}: give it a name that can be printed")
         if not self.inputs:
@@ -240,9 +251,19 @@ class Operation:
         return OperationError(f"operation {self.name}: {text}")
 
     @property
+    def results(self) -> tuple[tuple[Operand, Expression], ...]:
+        """Each output and its epilogue."""
+        return ((self.output, self.epilogue), *self.further)
+
+    @property
+    def outputs(self) -> tuple[Operand, ...]:
+        """The outputs."""
+        return tuple(output for output, _ in self.results)
+
+    @property
     def operands(self) -> tuple[Operand, ...]:
-        """The inputs and then the output: the order of a kernel's pointers."""
-        return (*self.inputs, self.output)
+        """The inputs and then the outputs: the order of a kernel's pointers."""
+        return (*self.inputs, *self.outputs)
 
     def operand(self, name: str) -> Operand:
         """Return the operand called ``name``."""
@@ -315,7 +336,7 @@ class Operation:
         contracted = [r for r in self.reductions if self.is_contracted(r)]
         if contracted:
             return sum(len(r.factors) * self._shown(self.points_of(r), sizes) for r in contracted)
-        points = [r.expression for r in self.reductions] or [self.epilogue]
+        points = [r.expression for r in self.reductions] or [e for _, e in self.results]
         nodes = sum(1 for e in points for n in e.nodes() if isinstance(n, Apply))
         return self._count(self.axes, sizes) * (nodes + len(self.reductions))
 
@@ -360,18 +381,19 @@ class Operation:
         algebra: Algebra = FLOATS,
         off: Mapping[str, float] = MappingProxyType({}),
     ) -> dict[str, NDArray[np.float64]]:
-        """Compute in float64; returns the output and, as ``"scale"``, what errors are relative to.
+        """Compute in float64; returns the outputs and, of each, what errors are relative to.
 
-        That is S: to first order, rounding every number on the way by u moves an element by at most
-        u S (``Expression.rounded``).  For a matmul it is |A||B|.  CuPy arrays are computed where
-        they are, and give CuPy arrays.  In an exact algebra there are no errors, and S is 0.
+        That is S, under "scale of c" for an output c: to first order, rounding every number on the
+        way by u moves an element by at most u S (``Expression.rounded``).  For a matmul it is
+        |A||B|.  CuPy arrays are computed where they are, and give CuPy arrays.  In an exact algebra
+        there are no errors, and S is 0.
         ``off``: sums that are taken off by a multiple of their root sum of squares, by name.
         """
         exact = {n: x.astype(np.float64) for n, x in inputs.items()}
         sizes = self.sizes({n: x.shape for n, x in exact.items()})
         if missing := [a for a in self.axes if a not in sizes]:
             raise self._error(f"no input has the axis {missing[0]}; its size is not known")
-        found: list[Any] = []
+        found: dict[str, Any] = {}
         for block in self._blocks(sizes):
             here = {
                 o.name: exact[o.name][tuple(slice(*block[a]) for a in o.axes)] for o in self.inputs
@@ -379,12 +401,14 @@ class Operation:
             with np.errstate(all="ignore"):  # as the hardware: infinities are numbers
                 numbers = {**sizes, **(scalars or {})}
                 parts = self._of_block(here, block, numbers, algebra, off)
-            if not found:
-                shape = self.shapes(sizes)[self.output.name]
-                found = [np.empty_like(here[self.inputs[0].name], shape=shape) for _ in parts]
-            for whole, part in zip(found, parts, strict=True):
-                whole[tuple(slice(*block[a]) for a in self.output.axes)] = part
-        return {self.output.name: found[0], "scale": found[1]}
+            for output, pair in zip(self.outputs, parts, strict=True):
+                at = tuple(slice(*block[a]) for a in output.axes)
+                for name, part in zip((output.name, f"scale of {output.name}"), pair, strict=True):
+                    if name not in found:
+                        shape = self.shapes(sizes)[output.name]
+                        found[name] = np.empty_like(here[self.inputs[0].name], shape=shape)
+                    found[name][at] = part
+        return found
 
     def _blocks(self, sizes: Mapping[str, int]) -> Iterator[dict[str, tuple[int, int]]]:
         """Yield the blocks in which the output is made: a range along each axis.
@@ -393,11 +417,12 @@ class Operation:
         than every input.
         """
         expressions = [f for r in self.reductions for f in (*r.factors, value(r.name))]
-        made = {self.output.axes, *map(self.axes_of, expressions)}
+        made = {*(o.axes for o in self.outputs), *map(self.axes_of, expressions)}
         made |= {self.points_of(r) for r in self.reductions if not self.is_contracted(r)}
         reduced = {a for r in self.reductions for a in r.over}
         steps = dict(sizes)
-        for axis in (a for a in self.output.axes if a not in reduced):
+        have = {a for o in self.outputs for a in o.axes}
+        for axis in (a for a in self.axes if a in have and a not in reduced):
             while steps[axis] > 1:
                 inputs = (self._count(o.axes, steps) for o in self.inputs)
                 if max(self._count(m, steps) for m in made) <= max(_BLOCK, *inputs):
@@ -416,8 +441,8 @@ class Operation:
         numbers: Mapping[str, float],
         algebra: Algebra,
         off: Mapping[str, float],
-    ) -> tuple[Any, Any]:
-        """Return a block of the output, and its S; ``numbers``: sizes and scalars."""
+    ) -> list[tuple[Any, Any]]:
+        """Return a block of each output, and its S; ``numbers``: sizes and scalars."""
         extents = {a: stop - start for a, (start, stop) in block.items()}
         values: dict[str, Any] = {**numbers}
         values |= {o.name: self._spread(o.axes, inputs[o.name]) for o in self.inputs}
@@ -453,11 +478,14 @@ class Operation:
             if r.name in off:
                 squares = algebra.total("add", np.broadcast_to(point * point, shape), over)
                 values[r.name] = values[r.name] + off[r.name] * np.sqrt(squares)
-        gone = tuple(i for i, a in enumerate(self.axes) if a not in self.output.axes)
-        result, scale = (
-            x.squeeze(axis=gone) if np.ndim(x) == len(self.axes) else x for x in at(self.epilogue)
-        )
-        return result, scale
+        found = []
+        for output, epilogue in self.results:
+            gone = tuple(i for i, a in enumerate(self.axes) if a not in output.axes)
+            result, scale = (
+                x.squeeze(axis=gone) if np.ndim(x) == len(self.axes) else x for x in at(epilogue)
+            )
+            found.append((result, scale))
+        return found
 
     def _spread(self, axes: tuple[str, ...], array: NDArray[Any]) -> NDArray[Any]:
         """Give an array the axes of the operation, in order, length 1 where it has none."""
@@ -479,8 +507,10 @@ class Operation:
         ]
         text = head + "; ".join(parts)
         if not parts:
-            return text + str(self.epilogue)
-        return text if self.epilogue == ACC else f"{text}, then {self.epilogue}"
+            text += str(self.epilogue)
+        elif self.epilogue != ACC:
+            text += f", then {self.epilogue}"
+        return "; ".join([text, *(f"{output} = {epilogue}" for output, epilogue in self.further)])
 
 
 def _true_points(condition: Expression, axes: Sequence[str], sizes: Mapping[str, int]) -> int:
@@ -668,7 +698,7 @@ def is_matmul(operation: Operation) -> bool:
     """Whether an operation is a matmul, of any layout and batched or not; what ends it is free."""
 
     def form(of: Operation) -> tuple[object, ...]:
-        arrays = [(o.name, o.axes) for o in (*of.inputs[:2], of.output)]
+        arrays = [(o.name, o.axes) for o in (*of.inputs[:2], *of.outputs)]
         return of.axes, of.reductions, arrays
 
     batched = "l" in operation.axes
@@ -763,7 +793,9 @@ def softmax(dtype: str = "f32") -> Operation:
     )
 
 
-def attention(dtype: str = "bf16", *, mask: str = "none", scale: bool = True) -> Operation:
+def attention(
+    dtype: str = "bf16", *, mask: str = "none", scale: bool = True, lse: bool = False
+) -> Operation:
     """``o = softmax(scale q k^T + mask) v``, for each of l batches, h kv heads and g query heads.
 
     ``q[l,h,g,m,d]``, ``k[l,h,n,d]``, ``v[l,h,n,e]``, ``o[l,h,g,m,e]``: m queries, n keys; the g
@@ -776,7 +808,9 @@ def attention(dtype: str = "bf16", *, mask: str = "none", scale: bool = True) ->
     - "window:LEFT:RIGHT": if i + (n - m) - LEFT <= j <= i + (n - m) + RIGHT.
 
     A query that sees no key gives 0, without a NaN on the way: top is never below the least number
-    of fp32, and rcp0 is 0 at 0.  Raises OperationError for another mask, and for types of 8 bits.
+    of fp32, and rcp0 is 0 at 0.  ``lse``: a second output ``lse[l,h,g,m]`` in f32, the natural
+    logarithm of the sum of exp(scale s) over the keys that a query sees; -inf if there is none.
+    Raises OperationError for another mask, and for types of 8 bits.
 
     >>> print(attention(mask="causal").mask)
     (index(n) <= (index(m) + (n - m)))
@@ -793,8 +827,10 @@ def attention(dtype: str = "bf16", *, mask: str = "none", scale: bool = True) ->
         )
     shown, s = _shows(mask), value("s")
     seen = s if shown is None else apply("where", shown, s, -math.inf)
-    exponent = seen - apply("max", value("top"), _LEAST)
-    weight = apply("ex2.ftz", exponent * (value("scale") * _LOG2_E if scale else _LOG2_E))
+    top = apply("max", value("top"), _LEAST)
+    factor = value("scale") * _LOG2_E if scale else Constant(_LOG2_E)
+    weight = apply("ex2.ftz", (seen - top) * factor)
+    logarithm = (top * factor + apply("lg2", value("total"))) * _LN2
     shapes = {"q": "lhgmd", "k": "lhnd", "v": "lhne", "o": "lhgme"}
     *inputs, output = (Operand(name, tuple(axes), dtype) for name, axes in shapes.items())
     return Operation(
@@ -810,6 +846,7 @@ def attention(dtype: str = "bf16", *, mask: str = "none", scale: bool = True) ->
         ),
         epilogue=ACC * apply("rcp0", value("total")),
         scalars=("scale",) if scale else (),
+        further=((Operand("lse", tuple("lhgm"), "f32"), logarithm),) if lse else (),
     )
 
 
@@ -826,6 +863,28 @@ def _shows(mask: str) -> Expression | None:
     raise OperationError(
         f"attention: mask {mask!r}; there are none, causal and window:LEFT:RIGHT, as window:127:0"
     )
+
+
+def window_of(operation: Operation) -> tuple[int | None, int | None]:
+    """Return how many keys before and after its last one a query of ``attention`` sees.
+
+    None where no edge is.  Of a mask that is none of ``attention`` it says nothing.
+
+    >>> window_of(attention(mask="causal")), window_of(attention(mask="window:127:0"))
+    ((None, 0), (127, 0))
+    """
+    match operation.mask:
+        case None:
+            return None, None
+        case Apply(
+            "and",
+            (
+                Apply("le", (Apply("sub", (_, Constant(left))), _)),
+                Apply("le", (_, Apply("add", (_, Constant(right))))),
+            ),
+        ):
+            return int(left), int(right)
+    return None, 0
 
 
 _LEAST = -(2 - 2.0**-23) * 2.0**127
@@ -849,6 +908,7 @@ def _gelu(x: Expression) -> Expression:
 
 
 _LOG2_E = 1.4426950408889634
+_LN2 = 0.6931471805599453
 _SCALE = 32  # 2^125 for the least x that silu does not take to 0: its reciprocal is no subnormal
 ACTIVATIONS: Mapping[str, Callable[[Expression], Expression]] = {
     "relu": lambda x: apply("max", x, 0.0),

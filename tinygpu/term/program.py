@@ -204,6 +204,12 @@ class Program:
                 if id(access.buffer) not in seen:
                     self._declares(statement, "buffer", access.buffer, self.buffers)
                     seen.add(id(access.buffer))
+                ctas = dict(self.cluster).get(access.buffer.home, 1)
+                if _below(access.peer, 0) or _below(ctas - 1, access.peer):
+                    raise ProgramError(
+                        f"program {self.name}: {statement}: there is no CTA {access.peer} along "
+                        f"{access.buffer.home}; choose one of {number_text(ctas)}"
+                    )
                 if access.outside and not _loads(statement):
                     raise ProgramError(
                         f"program {self.name}: {statement} gives {access.outside} outside; "
@@ -218,7 +224,7 @@ class Program:
                             f"program {self.name}: {statement}: {access.buffer.name} has steps "
                             f"for {len(steps)} extents, not {len(extents)}; give one for each"
                         )
-            for ring, _, _ in statement.uses:
+            for ring, *_ in statement.uses:
                 if isinstance(ring, Barrier):
                     self._declares(statement, "barrier", ring, self.barriers)
 
@@ -445,6 +451,11 @@ class Program:
     def tile_values(self) -> dict[str, Expression]:
         """The tile values by name: a name has one expression in all loops over tiles."""
         return {name: one for loop in self._valued() for name, one in loop.values}
+
+    @property
+    def takes_tiles(self) -> bool:
+        """Whether roles go through tiles, or wait for each other at barriers of their own."""
+        return bool(self.barriers) or any(isinstance(s, ForTile) for s, _ in walk(self))
 
     @property
     def threads(self) -> int:

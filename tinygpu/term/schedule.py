@@ -52,6 +52,7 @@ _OPERATION = {
     "name": str, "axes": list, "inputs": list, "output": list,
     "reductions": list, "epilogue": None, "scalars": list,
 }  # fmt: skip
+_FURTHER = {"further": list}
 _OLD = {**_OPERATION, "combine": None, "reduced": list}
 del _OLD["reductions"]
 _BEFORE = {"before": list}
@@ -185,6 +186,7 @@ def _operation_to_tree(operation: Operation) -> dict[str, Any]:
     def reduction(r: Reduction) -> list[Any]:
         return [r.name, r.operator, _expression_to_tree(r.expression), list(r.over)]
 
+    further = [[operand(o), _expression_to_tree(e)] for o, e in operation.further]
     return {
         "name": operation.name,
         "axes": list(operation.axes),
@@ -193,13 +195,14 @@ def _operation_to_tree(operation: Operation) -> dict[str, Any]:
         "reductions": list(map(reduction, operation.reductions)),
         "epilogue": _expression_to_tree(operation.epilogue),
         "scalars": list(operation.scalars),
+        **({"further": further} if further else {}),
     }
 
 
 def _operation_from_tree(tree: Any) -> Operation:
     if isinstance(tree, dict) and "combine" in tree:
         tree = _renewed(fields_of(tree, "operation", _OLD, _BEFORE))
-    parts = fields_of(tree, "operation", _OPERATION)
+    parts = fields_of(tree, "operation", _OPERATION, _FURTHER)
 
     def names(listed: Any, what: str) -> tuple[str, ...]:
         if not isinstance(listed, list) or not all(isinstance(name, str) for name in listed):
@@ -221,6 +224,12 @@ def _operation_from_tree(tree: Any) -> Operation:
             f"operation: reduction {shown(r)}; give [name, operator, expression, [axes]]"
         )
 
+    def result(pair: Any) -> tuple[Operand, Expression]:
+        match pair:
+            case [output, epilogue]:
+                return operand(output), _expression_from_tree(epilogue)
+        raise DocumentError(f"operation: output {shown(pair)}; give [[name, [axes], type], end]")
+
     operation = Operation(
         name=parts["name"],
         axes=names(parts["axes"], "axes"),
@@ -229,8 +238,10 @@ def _operation_from_tree(tree: Any) -> Operation:
         reductions=tuple(map(reduction, parts["reductions"])),
         epilogue=_expression_from_tree(parts["epilogue"]),
         scalars=names(parts["scalars"], "scalars"),
+        further=tuple(map(result, parts.get("further", ()))),
     )
-    every = (*(r.expression for r in operation.reductions), operation.epilogue)
+    ends = (epilogue for _, epilogue in operation.results)
+    every = (*(r.expression for r in operation.reductions), *ends)
     read = {name for expression in every for name in expression.names()}
     for scalar in operation.scalars:
         if scalar not in read:

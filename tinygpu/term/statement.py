@@ -97,6 +97,7 @@ class RingUse(NamedTuple):
     ring: Buffer | Barrier
     at: Affine
     how: Literal["read", "write", "tell", "wait"]
+    peer: int = 0
 
 
 class _Answers:
@@ -488,7 +489,8 @@ class Do(_Simple):
         read = (*self.reads, *([self.write] if self.where else ()))  # which it keeps, else
         reads = [RingUse(r.buffer, r.index, "read") for r in read if isinstance(r, Access)]
         told = (RingUse(*self.signal, "tell"),) if self.signal else ()
-        return (*reads, RingUse(self.write.buffer, self.write.index, "write"), *told)
+        to = self.write
+        return (*reads, RingUse(to.buffer, to.index, "write", to.peer), *told)
 
     @property
     def told(self) -> tuple[Affine, ...]:
@@ -579,6 +581,8 @@ class Do(_Simple):
         if self.lanes:
             step, count, lane = map(number_text, self.lanes)
             text += f" where t//{step}%{count} == {lane}"
+        if self.write.buffer.home:
+            text += f" to {self.write.buffer.home} {number_text(self.write.peer)}"
         if self.multicast:
             text += f" to all of {self.multicast}"
         if self.signal:

@@ -570,10 +570,10 @@ class _Reader:
                         self._meets(agent, s.barrier.number + stage, (s.barrier.name,))
                 case _:
                     pass
-            for ring, form, how in _indices(s):
+            for ring, form, how, peer in _indices(s):
                 pace, rest = self._split(form, scope, ranges, where, tiled)
                 low = _range(rest, ranges)[0]
-                reached = _places(self.plan, agent, ring, how, s)
+                reached = _places(self.plan, agent, ring, how, peer, s)
                 for place, shift in reached:
                     if how == "tell":
                         place.late |= _late(self.plan, s, shift, len(reached))
@@ -646,6 +646,12 @@ class _Reader:
     ) -> None:  # fmt: skip
         """Take up how far a guard looks."""
         plan = self.plan
+        if isinstance(bound, int) and (near := _to_end(index, scope)):
+            loop, rest = near
+            if all(name in ranges and isinstance(c, int) for name, c in rest.terms):
+                last = bound - _range(rest, ranges)[0] - 1
+                plan.ends[loop] = max(plan.ends.get(loop, 0), last)
+                return
         own, factor, rest = self._step(index, scope, ranges)
         if own is None:
             self.fail(f"guard {index} < {bound} compares what no loop of its own counts")
@@ -698,6 +704,17 @@ class _Reader:
         return own, factor, Affine(form.constant, tuple(rest))
 
 
+def _to_end(form: Affine, scope: Scope) -> tuple[str, Affine] | None:
+    """Return the loop whose turns from here on a form counts, ``trips - k``, and its rest."""
+    for name, c in form.terms:
+        counter = scope.get(name)
+        if counter is None or counter[0] != "steps" or c != -1 or (counter[1], 1) not in form.terms:
+            continue
+        rest = tuple(t for t in form.terms if t not in ((name, -1), (counter[1], 1)))
+        return counter[1], Affine(form.constant, rest)
+    return None
+
+
 def _under(node: Node) -> Iterator[Node]:
     for inner in node.body:
         yield inner
@@ -721,17 +738,17 @@ def _indices(s: Statement) -> Iterator[RingUse]:
 
 
 def _places(
-    plan: Plan, agent: int, ring: Buffer | Barrier, how: str, s: Statement
+    plan: Plan, agent: int, ring: Buffer | Barrier, how: str, peer: int, s: Statement
 ) -> tuple[tuple[Spot, int], ...]:
     """Return the places that a statement touches, and from which shift it is seen there."""
     asked = (agent, id(s), ring.name, how)
     if asked not in plan.reached:
-        plan.reached[asked] = tuple(_reached(plan, agent, ring, how, s))
+        plan.reached[asked] = tuple(_reached(plan, agent, ring, how, peer, s))
     return plan.reached[asked]
 
 
 def _reached(
-    plan: Plan, agent: int, ring: Buffer | Barrier, how: str, s: Statement
+    plan: Plan, agent: int, ring: Buffer | Barrier, how: str, peer: int, s: Statement
 ) -> Iterator[tuple[Spot, int]]:
     a, symmetry = plan.agents[agent], plan.symmetry
     ctas: Iterable[tuple[int, int]] = [(a.cta, 0)]
@@ -740,7 +757,7 @@ def _reached(
     elif isinstance(s, Arrive):
         ctas = symmetry.along(a.cta, s.to if s.to != "cta" else "")
     for cta, shift in ctas:
-        home = symmetry.at_home(cta, ring.home) if how in ("write", "tell") else cta
+        home = symmetry.at_home(cta, ring.home, peer) if how in ("write", "tell") else cta
         key: tuple[object, ...] = (ring.name, home)
         if isinstance(ring, Barrier):
             key = ("barrier", *key)
@@ -785,6 +802,8 @@ def expanded(plan: Plan, section: Section, agent: int, at: At) -> tuple[Op, ...]
     gone, left, where = dict(at.gone), dict(at.left), dict(at.where)
 
     def passes(index: Affine, bound: int | str, env: Env) -> bool:
+        if isinstance(bound, int) and (near := _to_end(index, scope)):
+            return left[near[0]] + _parted(near[1], scope, env)[0] < bound
         rest, own, factor = _parted(index, scope, env)
         if isinstance(bound, int):
             return rest + factor * gone.get(own, 0) < bound
@@ -911,11 +930,11 @@ class _Walk:
                     self.out.append(op)
 
     def touches(
-        self, ring: Buffer | Barrier, form: Affine, how: str, s: Statement, env: Env
+        self, ring: Buffer | Barrier, form: Affine, how: str, peer: int, s: Statement, env: Env
     ) -> tuple[Touch, ...]:
         """Return where a statement touches a ring or a barrier."""
         x = self.number(form, env)
-        found = _places(self.plan, self.agent, ring, how, s)
+        found = _places(self.plan, self.agent, ring, how, peer, s)
         late = [how == "tell" and _late(self.plan, s, shift, len(found)) for _, shift in found]
         return tuple(
             Touch(place.number, shift, x, late=after)

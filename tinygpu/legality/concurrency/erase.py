@@ -341,7 +341,7 @@ def _footprint(
         part = min(Fraction(1), cells / wanted.get(write.buffer.name, 1))
     return Footprint(
         _buffer(write.buffer), index=normal(write.index), part=part, own=own, family=family,
-        along=tuple(loop[0] for loop in around), once=once, cells=bits,
+        along=tuple(loop[0] for loop in around), once=once, cells=bits, peer=int(write.peer),
     )  # fmt: skip
 
 

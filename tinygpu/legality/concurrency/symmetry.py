@@ -84,12 +84,12 @@ class Symmetry:
             one *= extent
         return ((n, s) for n in number for s in shifts)
 
-    def at_home(self, first: int, home: str) -> int:
-        """Return the CTA at 0 along an axis, which is not even."""
+    def at_home(self, first: int, home: str, peer: int) -> int:
+        """Return the CTA at ``peer`` along an axis, which is not even."""
         one = 1
         for name, extent in self.odd:
             if name == home:
-                return first - first // one % extent * one
+                return first + (peer - first // one % extent) * one
             one *= extent
         return first
 

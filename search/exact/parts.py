@@ -1,0 +1,109 @@
+"""Many processes climb in a space, each in the parts that come to it.
+
+A space is built batch by batch, which for many batches takes longer than the climb in them.  A part
+has one value of a few structural decisions: of those with most values, as many as make ``_PARTS``
+parts.  It is drawn from and climbed in by a process that builds nothing else, so that what it finds
+does not depend on how many processes there are.  Parts are dealt in an order in which the last
+value of one decision comes after all first values: what a deadline leaves out is not all of one.
+
+    this process: start all, send each its parts  ->  ``python -m tinygpu.search.exact.part SOCKET``
+    take each part's result                       <-  HalfResult, part after part
+
+Source: ``pair.py``, for what the processes share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import product
+from math import inf, prod
+from multiprocessing.connection import Connection, wait
+from time import monotonic
+from typing import Any, cast
+
+from tinygpu.cores import cores
+from tinygpu.deadline import Deadline
+from tinygpu.search.exact.branch import Progress
+from tinygpu.search.exact.pair import Failed, HalfResult, UnshareableError, started
+from tinygpu.space.space import Space
+from tinygpu.term.machine import Value
+
+__all__ = ["PartTask", "climb_in_parts", "parts_of"]
+
+_PARTS, _PROCESSES = 12, 16
+Fixed = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class PartTask:
+    """What a process climbs in: a Space's arguments, and what each part fixes of it.
+
+    ``end``: when nothing more is begun (infinite: never), by the clock that all processes have.
+    """
+
+    machine: Any
+    problem: Any
+    device: Any
+    parts: tuple[Fixed, ...]
+    k: int
+    spread: tuple[str, ...]
+    below: float
+    end: float
+
+
+def parts_of(space: Space) -> tuple[Fixed, ...]:
+    """Return what each part fixes, the first values of all decisions first."""
+    several = [name for name in space.structural if len(space.values[name]) > 1]
+    ordered = sorted(several, key=lambda name: -len(space.values[name]))
+    chosen: list[str] = []
+    while ordered and prod(len(space.values[name]) for name in chosen) < _PARTS:
+        chosen.insert(0, ordered.pop(0))
+    every: list[tuple[Value, ...]] = list(product(*(space.values[name] for name in chosen)))
+    return tuple(
+        {**space.fixed, **{name: (value,) for name, value in zip(chosen, values, strict=True)}}
+        for values in every
+    )
+
+
+def climb_in_parts(
+    space: Space,
+    k: int,
+    spread: tuple[str, ...],
+    below: float,
+    progress: Progress | None,
+    until: Deadline,
+) -> HalfResult:
+    """Climb in all parts at once.
+
+    Raises UnshareableError if there is one part, or no other process can be told of this machine,
+    and whatever goes wrong in a process.
+    """
+    parts = parts_of(space)
+    if len(parts) < 2:
+        raise UnshareableError
+    many = min(cores(), len(parts), _PROCESSES)
+    entries, admissible, scored, done = [], 0, 0, 0
+    with ExitStack() as stack:
+        left: dict[Any, int] = {}
+        for number in range(many):
+            mine = parts[number::many]
+            end = inf if until.open else monotonic() + until.left()
+            task = PartTask(space.machine, space.problem, space.device, mine, k, spread, below, end)
+            left[stack.enter_context(started(task, "tinygpu.search.exact.part"))] = len(mine)
+        while left:
+            for pipe in wait(list(left)):
+                match cast("Connection", pipe).recv():
+                    case HalfResult() as one:
+                        entries += one.entries
+                        admissible, scored = admissible + one.admissible, scored + one.scored
+                    case Failed(error, loading):
+                        raise UnshareableError if loading else error
+                done += 1
+                left[pipe] -= 1
+                if not left[pipe]:
+                    del left[pipe]
+                if progress:
+                    progress(done, len(parts))
+    return HalfResult(entries, admissible, scored)

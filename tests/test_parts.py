@@ -1,0 +1,56 @@
+"""A climb in parts finds what the parts find alone, and ends at its deadline."""
+
+from __future__ import annotations
+
+from tinygpu.deadline import NEVER, Deadline
+from tinygpu.devices.device import load_device
+from tinygpu.machines.simt import LADDER, Simt
+from tinygpu.search.exact.branch import Search
+from tinygpu.search.exact.parts import climb_in_parts, parts_of
+from tinygpu.space.space import Space
+from tinygpu.term.operation import Problem, matmul
+
+PROBLEM = Problem.of(matmul(), m=256, n=250, k=256)
+OPEN = {
+    "tile_m": (32, 64), "thread_m": (4, 8), "raster": (1, 4), "stages": (1, 2, 3), "issue": (0, 1),
+    "vector_a": (1, 4), "pipeline": ("none", "cp.async"), "edges": ("guard", "exact"),
+}  # fmt: skip
+
+
+def space() -> Space:
+    return Space(Simt(), PROBLEM, load_device("h200"), fixed={**LADDER["tuned"], **OPEN})
+
+
+def test_parts_are_disjoint_and_cover_the_space() -> None:
+    """Each structural choice stands in one part; the first values of all come first."""
+    whole = space()
+    structural = whole.structural
+    found = [
+        tuple(batch.structure[n] for n in structural)
+        for fixed in parts_of(whole)
+        for batch in Space(Simt(), PROBLEM, load_device("h200"), fixed=fixed).batches()
+    ]
+    assert len(found) == len(set(found))
+    assert set(found) == {tuple(b.structure[n] for n in structural) for b in whole.batches()}
+    first = parts_of(whole)[0]
+    assert all(v[0] == whole.values[n][0] for n, v in first.items() if isinstance(v, tuple))
+
+
+def test_what_is_found_is_what_each_part_finds() -> None:
+    """However many processes there are."""
+    whole, alone, admissible = space(), [], 0
+    for fixed in parts_of(whole):
+        search = Search(Space(Simt(), PROBLEM, load_device("h200"), fixed=fixed), 5, ())
+        admissible += search.start(exact=False).admissible
+        alone += search.entries()
+    found = climb_in_parts(whole, 5, (), float("inf"), None, NEVER)
+    assert found.admissible == admissible == whole.count()
+    assert {(s, str(one)) for _, s, one in found.entries} == {(s, str(o)) for _, s, o in alone}
+
+
+def test_after_a_deadline_nothing_is_begun() -> None:
+    done: list[tuple[int, int]] = []
+    over = Deadline.within(0.0, lambda: 1.0)
+    found = climb_in_parts(space(), 5, (), float("inf"), lambda *at: done.append(at), over)
+    assert not found.entries
+    assert done[-1] == (len(parts_of(space())),) * 2
