@@ -316,6 +316,7 @@ def test_a_candidate_that_the_deadline_cuts_off_is_not_said_to_hang(
     """The store knows nothing of it: the next search measures it."""
     monkeypatch.setattr(measure, "_LEAST_SECONDS", 0.2)
     monkeypatch.setattr(measure, "_TIMING_SECONDS", 0.3)
+    monkeypatch.setattr(measuring, "_LATE_SECONDS", 0.5)
     fake.say(kernel_sleeps=30.0)
     begun = time.monotonic()
     with Store(tmp_path / "store.db") as store:
@@ -326,6 +327,16 @@ def test_a_candidate_that_the_deadline_cuts_off_is_not_said_to_hang(
             )  # fmt: skip
         assert time.monotonic() - begun < 3.5
         assert len(store) == 0
+
+
+def test_a_card_that_begins_late_measures_the_first(simt: Space, fake: Fake) -> None:
+    """The time is over before anything ran: the model's first is measured all the same."""
+    first = first_of(simt)
+    until = Deadline.within(0.0, time.monotonic)
+    found = tune([simt], first, effort=Effort(finalists=3), peers=(), until=until)
+    assert list(found.evaluated) == [first[0].schedule]
+    assert found.finalists[0][1].seconds
+    assert not found.settled
 
 
 def test_what_is_built_when_the_time_is_over_is_given_up(

@@ -47,6 +47,8 @@ _PEERS, _BEST_PEERS = 8, 2
 
 _FINAL_SECONDS, _FINAL_SHARE = 6.0, 0.4
 """What of a deadline is kept for the final, at most, and as a share of what is left."""
+_LATE_SECONDS = 4.0
+"""What the model's first gets where the time was over before anything was measured."""
 _FINAL_TIMES, _FINAL_LEAST = 1.5, 1.0
 """What is kept for it once a batch was timed: so often as long as that took, and seconds more."""
 _ASSEMBLING_SHARE, _LEAST_ASSEMBLING = 0.2, 1.0
@@ -209,6 +211,11 @@ class _Tuning:
         )  # fmt: skip
         steps = STRATEGIES[self.effort.strategy](domain, np.random.default_rng(self.effort.seed))
         seconds = walk(steps, self.evaluate, go_on=self.go_on)
+        if self.first and not self.evaluated:  # CUDA began late: the model's first all the same
+            self.whole = self.until = Deadline.within(_LATE_SECONDS, self.whole.clock)
+            alone = [self.first[0].schedule]
+            seconds = dict(zip(alone, self.evaluate(alone), strict=True))
+            self.stopped = True
         right = sorted((s for s in seconds if math.isfinite(seconds[s])), key=seconds.__getitem__)
         if not right:
             none = "there was none to try"
