@@ -211,7 +211,9 @@ def _build(
             right = []
             jobs = [(group.program(s), arch, group.problem.sizes) for s in group.schedules]
             found = crew.builders.each(jobs, until)
-            for schedule, built in zip(group.schedules, found):  # noqa: B905
+            for schedule, built in zip(
+                group.schedules, found, strict=False
+            ):  # ends at the deadline
                 if over.is_set():
                     found.close()
                     return
