@@ -461,14 +461,12 @@ def other_half_of_a_tile() -> Program:
 
     def change(s: Statement) -> Any:
         if isinstance(s, Do) and s.instruction.name == "cvt":
-            return replace(s, values=(2, 2, 4))
+            return replace(s, values=(2, 4))
         if isinstance(s, Do) and s.instruction.name == "st.global":
             (read,) = s.reads
             assert isinstance(read, Access)
-            half = replace(read, origin=(Affine(4), AT_0, AT_0))
-            return replace(
-                s, values=(2, 2, 4), reads=(half,), write=shifted(s.write, 1, Affine(32))
-            )
+            half = replace(read, origin=(Affine(4), AT_0))
+            return replace(s, values=(2, 4), reads=(half,), write=shifted(s.write, 1, Affine(32)))
         return s
 
     return rewritten(hopper("plain", stages=2, tile_n=64), change)
@@ -479,15 +477,15 @@ def half_of_a_tile_written() -> Program:
 
     def change(s: Statement) -> Any:
         if isinstance(s, Do) and s.instruction.name == "cvt":
-            return replace(s, values=(2, 2, 4))
+            return replace(s, values=(2, 4))
         if isinstance(s, Do) and s.instruction.name == "st.global":
             (read,) = s.reads
             assert isinstance(read, Access)
             return tuple(
                 replace(
                     s,
-                    values=(2, 2, 4),
-                    reads=(replace(read, origin=(Affine(far // 8), AT_0, AT_0)),),
+                    values=(2, 4),
+                    reads=(replace(read, origin=(Affine(far // 8), AT_0)),),
                     write=shifted(s.write, 1, Affine(far)),
                 )
                 for far in (0, 32)

@@ -271,10 +271,12 @@ class TileStore:
         """Store chunk by chunk: straight to c, or through shared memory and by TMA."""
         k, machine, c = self.k, self.machine, self.c
         if machine.epilogue == "direct":
-            fused = k.op.epilogue != ACC  # its steps are registers too: 8 columns at a time
+            # An epilogue's steps are registers too: 8 columns at a time.  Else row after row, as
+            # the sectors of one row are neighbours in L2.
+            by = "half" if k.op.epilogue == ACC else "group"
             for _ in k.each("far"):
                 for _ in k.each("chunk"):
-                    for _ in k.each("group") if fused else (None,):
+                    for _ in k.each(by):
                         k.store(c[self.at], self.finished(sums))
             return
         store = k.stmatrix if DTYPES[c.dtype].bytes == 2 else k.store
