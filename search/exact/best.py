@@ -18,9 +18,10 @@ Source: A. Land and A. Doig, "An Automatic Method of Solving Discrete Programmin
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 from tinygpu.cores import cores
 from tinygpu.deadline import NEVER, Deadline
@@ -44,11 +45,16 @@ _LARGE = 10**8
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """A schedule with its predicted seconds and their breakdown."""
+    """A schedule with its predicted seconds and their breakdown, which may be made when asked."""
 
     seconds: float
     schedule: Schedule
-    breakdown: Breakdown
+    timed: Breakdown | Callable[[], Breakdown]
+
+    @property
+    def breakdown(self) -> Breakdown:
+        """What the seconds are made of."""
+        return self.timed if isinstance(self.timed, Breakdown) else self.timed()
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +81,7 @@ def rank(
     below: float = math.inf,
     progress: Progress | None = None,
     until: Deadline = NEVER,
+    share: float = 1.0,
 ) -> Ranking:
     """Return the k legal schedules with the least predicted time, in a fixed order.
 
@@ -82,9 +89,9 @@ def rank(
     values: schedules that differ in more than details.  Without ``exact``, return the best met by
     improving random schedules of each batch: quick, and not proven.  Those of ``below`` seconds or
     more are left out.  ``progress(done, all)`` counts batches.  Without ``exact`` it ends soon
-    after ``until`` with the best met; then whoever makes code of them asks the judge.  Raises
-    IllegalScheduleError if nothing is legal, ScheduleError for a decision of the spread that there
-    is not.
+    after ``until`` with the best met, by a ``share`` of the cores; then whoever makes code of them
+    asks the judge.  Raises IllegalScheduleError if nothing is legal, ScheduleError for a decision
+    of the spread that there is not.
     """
     require_kind("rank: space", space, Space, MachineError)
     require_kind("rank: k", k, int, ScheduleError)
@@ -103,7 +110,7 @@ def rank(
             return _ranking(space, k, both.entries, both.admissible, both.scored)
     if not exact and space.raw >= _LARGE and cores() > 1:
         with suppress(UnshareableError):
-            parts = climb_in_parts(space, k, spread, below, progress, until)
+            parts = climb_in_parts(space, k, spread, below, progress, until, share)
             if not parts.admissible and until.open:
                 require(space)
             return _ranking(
@@ -143,12 +150,14 @@ def _ranking(
         found.setdefault(key, (seconds, schedule))
     best: list[Ranked] = []
     refused: Verdict | None = None
-    for _, schedule in found.values():
+    for seconds, schedule in found.values():
         if len(best) == k:
             break
+        if not until.open:  # a hundredth of a second each, and most are never shown
+            best.append(Ranked(seconds, schedule, partial(_breakdown, space, schedule)))
+            continue
         program = schedule.program(space.machine, space.problem.operation)
-        asks = until.open and waits_at_mbarriers(program)
-        if asks and not (judged := verdict(program)).legal:
+        if waits_at_mbarriers(program) and not (judged := verdict(program)).legal:
             refused, proven = judged, False
             continue
         breakdown = cost(program, space.problem.sizes, space.device)
@@ -160,6 +169,11 @@ def _ranking(
         )
     best.sort(key=lambda r: (r.seconds, _place(space, r.schedule)))
     return Ranking(tuple(best), space.raw, admissible, scored, proven)
+
+
+def _breakdown(space: Space, schedule: Schedule) -> Breakdown:
+    program = schedule.program(space.machine, space.problem.operation)
+    return cost(program, space.problem.sizes, space.device)
 
 
 def _place(space: Space, schedule: Schedule) -> tuple[int, ...]:

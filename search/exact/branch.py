@@ -87,8 +87,8 @@ class Search:
     ) -> News:
         """Draw from every batch, and climb in the most promising ones (without exact, in all).
 
-        ``deal`` 0 or 1: keep every second batch, in the order of their promise.  After ``until``
-        nothing more is climbed.
+        ``deal`` 0 or 1: keep every second batch, in the order of their promise.  Nothing is begun
+        that would not end by ``until`` if it took as long as what was done before it.
         """
         space, found, rng = self.space, self.found, np.random.default_rng(0)
         with np.errstate(all="ignore"):
@@ -97,7 +97,9 @@ class Search:
             drawn: dict[Any, tuple[float, Place]] = {}
             dear: list[Scorer] = []
             many = not exact or space.count() > _FOLLOWED
-            for batch in space.batches():
+            batches = space.batches()
+            began = until.clock()
+            for batch in batches:
                 scorer = Scorer(batch, space, shared)
                 points = space.points(batch, rng, _SAMPLE)
                 if many and scorer.dear:
@@ -106,13 +108,15 @@ class Search:
                     continue
                 promises[scorer] = found.add(scorer, points, self._seconds(scorer, points))
                 self.scored += len(points)
-                if until.passed():
+                if until.left() < (took := until.clock() - began):
                     break
+                began += took
             self.climbed = climbed(dear, [place for _, place in drawn.values()], found.add, until)
             self.scored += self.climbed
             self.scorers = sorted(promises, key=lambda scorer: promises[scorer])
             if deal is not None:
                 self.scorers = self.scorers[deal::2]
+            began = until.clock()
             for done, scorer in enumerate(self.scorers[: _CLIMBS if exact else None], 1):
                 scored, ends = _climb(scorer, found, rng)
                 self.scored += scored
@@ -120,8 +124,9 @@ class Search:
                     self.loose[scorer] = scorer.looseness(ends[:4])
                 if progress:
                     progress(done, len(self.scorers))
-                if until.passed():
+                if until.left() < (took := until.clock() - began):
                     break
+                began += took
         shared.tables.forget()  # what only the features asked for
         forget(number for s in self.scorers for number in vars(s.batch.chosen).values())
         known = {key: seconds for key, (seconds, _, _) in found.found.items()}

@@ -74,8 +74,9 @@ def climb_in_parts(
     below: float,
     progress: Progress | None,
     until: Deadline,
+    share: float = 1.0,
 ) -> HalfResult:
-    """Climb in all parts at once.
+    """Climb in all parts at once, by a share of the cores.
 
     Raises UnshareableError if there is one part, or no other process can be told of this machine,
     and whatever goes wrong in a process.
@@ -83,7 +84,7 @@ def climb_in_parts(
     parts = parts_of(space)
     if len(parts) < 2:
         raise UnshareableError
-    many = min(cores(), len(parts), _PROCESSES)
+    many = min(max(1, int(cores() * share)), len(parts), _PROCESSES)
     entries, admissible, scored, done = [], 0, 0, 0
     with ExitStack() as stack:
         left: dict[Any, int] = {}

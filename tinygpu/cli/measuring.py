@@ -206,7 +206,7 @@ class _Tuning:
         for near in self.near.values():
             near.until = self.until
         domain = Domain(
-            self.first, self.changes, self.drawn, self.apart, self.pipelined,
+            self.first, self.changes_in_time, self.drawn, self.apart, self.pipelined,
             min(cores(), _MOST_AT_ONCE),
         )  # fmt: skip
         steps = STRATEGIES[self.effort.strategy](domain, np.random.default_rng(self.effort.seed))
@@ -264,6 +264,10 @@ class _Tuning:
         for one in found:
             self.predicted.setdefault(one.schedule, one.predicted_seconds)
         return found
+
+    def changes_in_time(self, schedule: Schedule) -> list[Candidate]:
+        """Return them as long as something could still be measured."""
+        return [] if self.until.passed() else self.changes(schedule)
 
     def pipelined(self) -> list[Schedule]:
         """Return the schedules whose loop a solver chose."""

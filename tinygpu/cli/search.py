@@ -17,6 +17,7 @@ import shlex
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -242,35 +243,20 @@ def ranked(
 ) -> Ranking:
     """Return the best of spaces of one problem, proven or only climbed to.
 
-    No two are of one machine and alike in its ``spreads``, if it has some.  Without ``exact`` it
-    ends soon after ``until``, of which each space has its share.  Raises
-    IllegalScheduleError, which says why, if all spaces are empty.
+    No two are of one machine and alike in its ``spreads``, if it has some.  With a deadline none is
+    proven: all spaces are climbed in at once, until soon after it.  Raises IllegalScheduleError,
+    which says why, if all spaces are empty.
     """
-    from tinygpu.search.exact.best import Ranking, rank
+    from tinygpu.search.exact.best import Ranking
 
-    found: list[Ranking] = []
-    empty: list[IllegalScheduleError] = []
-    best: list[Ranked] = []
     with _no_collection():
-        # the latest machine first: what it finds bounds the others
-        for number, space in enumerate(reversed(spaces)):
-            with bar(f"search {space.machine.name}") as progress:
-                spread = spreads[space.machine.name]
-                try:
-                    found.append(
-                        rank(
-                            space,
-                            k=top,
-                            exact=exact,
-                            spread=spread,
-                            below=best[-1].seconds if len(best) == top else math.inf,
-                            progress=progress,
-                            until=until.sooner(until.left() / (len(spaces) - number)),
-                        )
-                    )
-                    best = sorted((*best, *found[-1].best), key=lambda one: one.seconds)[:top]
-                except IllegalScheduleError as error:
-                    empty.append(error)
+        if until.open:
+            every = list(_in_turn(spaces, top, spreads, exact))
+        else:
+            every = list(_at_once(spaces, top, spreads, until))
+    found = [one for one in every if isinstance(one, Ranking)]
+    empty = [one for one in every if isinstance(one, IllegalScheduleError)]
+    best = sorted((one for of in found for one in of.best), key=lambda one: one.seconds)[:top]
     if not found:
         raise empty[-1]
     return Ranking(
@@ -280,6 +266,55 @@ def ranked(
         scored=sum(of.scored for of in found),
         proven=all(of.proven for of in found),
     )
+
+
+def _in_turn(
+    spaces: Sequence[Space], top: int, spreads: Mapping[str, tuple[str, ...]], exact: bool
+) -> Iterator[Ranking | IllegalScheduleError]:
+    """Yield what is found in each space, the latest machine first: it bounds the others."""
+    from tinygpu.search.exact.best import rank
+
+    best: list[float] = []
+    for space in reversed(spaces):
+        with bar(f"search {space.machine.name}") as progress:
+            try:
+                found = rank(
+                    space, k=top, exact=exact, spread=spreads[space.machine.name],
+                    below=best[-1] if len(best) == top else math.inf, progress=progress,
+                )  # fmt: skip
+            except IllegalScheduleError as error:
+                yield error
+                continue
+        best = sorted((*best, *(one.seconds for one in found.best)))[:top]
+        yield found
+
+
+def _at_once(
+    spaces: Sequence[Space], top: int, spreads: Mapping[str, tuple[str, ...]], until: Deadline
+) -> Iterator[Ranking | IllegalScheduleError]:
+    """Yield what is climbed to in each space until then: all at once, by a share of the cores."""
+    from tinygpu.search.exact.best import rank
+
+    told: dict[str, tuple[int, int]] = {}
+    names = ", ".join(space.machine.name for space in spaces)
+    with bar(f"search {names}") as progress, ThreadPoolExecutor(len(spaces)) as pool:
+
+        def begun(space: Space) -> Future[Ranking]:
+            def tell(done: int, whole: int) -> None:
+                told[space.machine.name] = done, whole
+                every = list(told.values())
+                progress(sum(done for done, _ in every), sum(whole for _, whole in every))
+
+            return pool.submit(
+                rank, space, k=top, exact=False, spread=spreads[space.machine.name],
+                progress=tell, until=until, share=1 / len(spaces),
+            )  # fmt: skip
+
+        for one in [begun(space) for space in reversed(spaces)]:
+            try:
+                yield one.result()
+            except IllegalScheduleError as error:
+                yield error
 
 
 def assembled(spaces: Sequence[Space], found: Ranking, top: int) -> Ranking:
