@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+
 from tinygpu.deadline import NEVER, Deadline
 from tinygpu.devices.device import load_device
 from tinygpu.machines.simt import LADDER, Simt
@@ -46,6 +50,19 @@ def test_what_is_found_is_what_each_part_finds() -> None:
     found = climb_in_parts(whole, 5, (), float("inf"), None, NEVER)
     assert found.admissible == admissible == whole.count()
     assert {(s, str(one)) for _, s, one in found.entries} == {(s, str(o)) for _, s, o in alone}
+
+
+def test_a_process_that_ends_early_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Whoever waits for its parts would wait for ever."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, sys\n"
+        "if sys.orig_argv[-2:-1] == ['tinygpu.search.exact.part']:\n"
+        "    fork = os.fork\n"
+        "    os.fork = lambda: fork() or os._exit(3)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(RuntimeError, match="a process of the search ended"):
+        climb_in_parts(space(), 5, (), float("inf"), None, NEVER)
 
 
 def test_after_a_deadline_nothing_is_begun() -> None:

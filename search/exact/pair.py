@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
 import socket
 import subprocess
 import sys
@@ -227,4 +228,5 @@ def _process(task: bytes, module: str) -> Iterator[tuple[subprocess.Popen[bytes]
                     raise UnshareableError from None
                 yield process, pipe
             finally:
-                process.kill()
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)  # its copies, too

@@ -1,22 +1,30 @@
-"""A process of a climb in parts: ``python -m tinygpu.search.exact.part SOCKET``, by ``parts.py``.
+"""Processes of a climb in parts: ``python -m tinygpu.search.exact.part SOCKET``, by ``parts.py``.
 
-It sends a HalfResult for each of its parts, an empty one where the time is over.  A thread listens,
-so that it ends at once when the first process has ended.
+Python and the task are loaded once; each process is a copy of this one.  It sends a HalfResult for
+each of its parts, an empty one where the time is over.  All end at once when the first process has
+ended.
+
+Source: fork(2).
 """
 
 from __future__ import annotations
 
 import gc
+import multiprocessing
+import os
 import pickle
+import signal
 import sys
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.connection import Connection
-from queue import SimpleQueue
 from threading import Thread
+from typing import Any
 
 from tinygpu.deadline import Deadline
 from tinygpu.search.exact.branch import Search
-from tinygpu.search.exact.half import listen, told
+from tinygpu.search.exact.half import told
 from tinygpu.search.exact.pair import Failed, HalfResult
 from tinygpu.search.exact.parts import PartTask
 from tinygpu.space.space import Space
@@ -26,23 +34,51 @@ __all__ = ["serve"]
 
 def serve(pipe: Connection) -> None:
     """Do the task that comes, and send what comes of each of its parts."""
-    inbox: SimpleQueue[bytes] = SimpleQueue()
-    Thread(target=listen, args=(pipe, inbox), daemon=True).start()
+    one_at_a_time = multiprocessing.get_context("fork").Lock()
+
+    def send(one: Any) -> None:
+        with one_at_a_time:
+            pipe.send(one)
+
+    try:
+        task: PartTask = pickle.loads(pipe.recv_bytes())
+    except Exception as error:  # whatever it is, the first process has to hear of it
+        send(Failed(told(error), True))
+        return
+    for number in range(task.processes):
+        if not os.fork():
+            _climb(task, number, send)
+            os._exit(0)
+    Thread(target=_end_with, args=(pipe,), daemon=True).start()
+    for _ in range(task.processes):
+        _, status = os.wait()
+        if status:
+            send(Failed(RuntimeError(f"a process of the search ended: {status}"), False))
+
+
+def _end_with(pipe: Connection) -> None:
+    """End this process and its copies, a group, when nobody waits for the result."""
+    with suppress(EOFError, OSError):
+        pipe.recv_bytes()
+    os.killpg(0, signal.SIGKILL)
+
+
+def _climb(task: PartTask, number: int, send: Callable[[Any], None]) -> None:
+    """Climb in each of a process's parts."""
     loading = True
     try:
-        task: PartTask = pickle.loads(inbox.get())
         until = Deadline(task.end, time.monotonic)
-        for number, fixed in enumerate(task.parts):
+        for turn, fixed in enumerate(task.parts[number :: task.processes]):
             space = Space(task.machine, task.problem, task.device, fixed=fixed)
             loading = False
             search = Search(space, task.k, task.spread, task.below)
-            if number and until.passed():  # of each process at least one is climbed in
-                pipe.send(HalfResult([], 0, 0))
+            if turn and until.passed():  # of each process at least one is climbed in
+                send(HalfResult([], 0, 0))
                 continue
             news = search.start(exact=False, until=until)
-            pipe.send(HalfResult(search.entries(), news.admissible, search.scored))
-    except Exception as error:  # whatever it is, the first process has to hear of it
-        pipe.send(Failed(told(error), loading))
+            send(HalfResult(search.entries(), news.admissible, search.scored))
+    except Exception as error:  # as above
+        send(Failed(told(error), loading))
 
 
 if __name__ == "__main__":

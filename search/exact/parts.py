@@ -6,22 +6,21 @@ parts.  It is drawn from and climbed in by a process that builds nothing else, s
 does not depend on how many processes there are.  Parts are dealt in an order in which the last
 value of one decision comes after all first values: what a deadline leaves out is not all of one.
 
-    this process: start all, send each its parts  ->  ``python -m tinygpu.search.exact.part SOCKET``
-    take each part's result                       <-  HalfResult, part after part
+    this process: start one, send all parts  ->  ``python -m tinygpu.search.exact.part SOCKET``
+    take each part's result                  <-  HalfResult, part after part, of its copies
 
 Source: ``pair.py``, for what the processes share.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import product
 from math import inf, prod
-from multiprocessing.connection import Connection, wait
 from time import monotonic
-from typing import Any, cast
+from typing import Any
 
 from tinygpu.cores import cores
 from tinygpu.deadline import Deadline
@@ -38,9 +37,10 @@ Fixed = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class PartTask:
-    """What a process climbs in: a Space's arguments, and what each part fixes of it.
+    """What is climbed in: a Space's arguments, and what each part fixes of it.
 
-    ``end``: when nothing more is begun (infinite: never), by the clock that all processes have.
+    ``processes`` take the parts in turn.  ``end``: when nothing more is begun (infinite: never), by
+    the clock that all processes have.
     """
 
     machine: Any
@@ -51,6 +51,7 @@ class PartTask:
     spread: tuple[str, ...]
     below: float
     end: float
+    processes: int
 
 
 def parts_of(space: Space) -> tuple[Fixed, ...]:
@@ -82,29 +83,20 @@ def climb_in_parts(
     and whatever goes wrong in a process.
     """
     parts = parts_of(space)
-    if len(parts) < 2:
+    if len(parts) < 2 or not hasattr(os, "fork"):
         raise UnshareableError
     many = min(max(1, int(cores() * share)), len(parts), _PROCESSES)
-    entries, admissible, scored, done = [], 0, 0, 0
-    with ExitStack() as stack:
-        left: dict[Any, int] = {}
-        for number in range(many):
-            mine = parts[number::many]
-            end = inf if until.open else monotonic() + until.left()
-            task = PartTask(space.machine, space.problem, space.device, mine, k, spread, below, end)
-            left[stack.enter_context(started(task, "tinygpu.search.exact.part"))] = len(mine)
-        while left:
-            for pipe in wait(list(left)):
-                match cast("Connection", pipe).recv():
-                    case HalfResult() as one:
-                        entries += one.entries
-                        admissible, scored = admissible + one.admissible, scored + one.scored
-                    case Failed(error, loading):
-                        raise UnshareableError if loading else error
-                done += 1
-                left[pipe] -= 1
-                if not left[pipe]:
-                    del left[pipe]
-                if progress:
-                    progress(done, len(parts))
+    entries, admissible, scored = [], 0, 0
+    end = inf if until.open else monotonic() + until.left()
+    task = PartTask(space.machine, space.problem, space.device, parts, k, spread, below, end, many)
+    with started(task, "tinygpu.search.exact.part") as pipe:
+        for done in range(1, len(parts) + 1):
+            match pipe.recv():
+                case HalfResult() as one:
+                    entries += one.entries
+                    admissible, scored = admissible + one.admissible, scored + one.scored
+                case Failed(error, loading):
+                    raise UnshareableError if loading else error
+            if progress:
+                progress(done, len(parts))
     return HalfResult(entries, admissible, scored)
