@@ -292,9 +292,47 @@ def _in_turn(
 def _at_once(
     spaces: Sequence[Space], top: int, spreads: Mapping[str, tuple[str, ...]], until: Deadline
 ) -> Iterator[Ranking | IllegalScheduleError]:
-    """Yield what is climbed to in each space until then: all at once, by a share of the cores."""
+    """Yield what is climbed to in each space until then: all at once, by a share of the cores.
+
+    Machines without tensor cores come after the others, and only if what they need for the
+    arithmetic alone may be less than what those found.
+    """
+    from tinygpu.search.exact.best import Ranking
+
+    least = {space.machine.name: _fma_seconds(space) for space in spaces}
+    best: list[float] = []
+    for some in (
+        [space for space in spaces if not least[space.machine.name]],
+        [space for space in spaces if least[space.machine.name]],
+    ):
+        below = best[-1] if len(best) == top else math.inf
+        asked = [space for space in some if least[space.machine.name] < below]
+        for one in _climbed(asked, top, spreads, below, until):
+            if isinstance(one, Ranking):
+                best = sorted((*best, *(found.seconds for found in one.best)))[:top]
+            yield one
+
+
+def _fma_seconds(space: Space) -> float:
+    """Return the seconds for a problem's arithmetic by fma; 0 for a machine of tensor cores."""
+    if any(one.unit == "tensor" for one in space.machine.instructions):
+        return 0.0
+    device, problem = space.device, space.problem
+    rate = 2 * device.fma_f32_per_cycle_per_sm * device.sms * device.clock_hz
+    return problem.operation.flops(problem.sizes) / rate
+
+
+def _climbed(
+    spaces: Sequence[Space],
+    top: int,
+    spreads: Mapping[str, tuple[str, ...]],
+    below: float,
+    until: Deadline,
+) -> Iterator[Ranking | IllegalScheduleError]:
     from tinygpu.search.exact.best import rank
 
+    if not spaces:
+        return
     told: dict[str, tuple[int, int]] = {}
     names = ", ".join(space.machine.name for space in spaces)
     with bar(f"search {names}") as progress, ThreadPoolExecutor(len(spaces)) as pool:
@@ -307,7 +345,7 @@ def _at_once(
 
             return pool.submit(
                 rank, space, k=top, exact=False, spread=spreads[space.machine.name],
-                progress=tell, until=until, share=1 / len(spaces),
+                below=below, progress=tell, until=until, share=1 / len(spaces),
             )  # fmt: skip
 
         for one in [begun(space) for space in reversed(spaces)]:
