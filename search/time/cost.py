@@ -155,11 +155,10 @@ def features(
     if takes_tiles(program):
         many: Numbers = 1
     elif code is None:
-        many, ahead = flying(program, launch.room())
+        many, ahead = flying(program)
         launch = replace(launch, ahead=ahead)
     else:
-        many, _ = flying(program, code.registers, used=True)
-        launch = launch.assembled(code)
+        many, launch = flying(program, code.registers)[0], launch.assembled(code)
     found = agents(program, device, sizes, many)
     if not found[0].steps:
         return Features(found, launch)

@@ -183,13 +183,10 @@ class GridLaunch:
             return self.spills
         if not self.registers.parts and not never(self.allotted):
             return 0.0
-        return np.maximum(self.registers.registers() - self.room(), 0.0)
-
-    def room(self) -> Numbers:
-        """Return the registers that a thread may have, so that as many CTAs fit as are wanted."""
         device, unit = self.device, self.device.register_allocation_unit
         room = device.registers_per_sm / (self.threads * self.ctas_wanted[0])
-        return np.minimum(np.floor(room / unit) * unit, device.registers_per_thread_max)
+        room = np.minimum(np.floor(room / unit) * unit, device.registers_per_thread_max)
+        return np.maximum(self.registers.registers() - room, 0.0)
 
     def spread(self) -> Numbers:
         """Return how many clusters run at once with one CTA on an SM: each lies in one GPC."""

@@ -289,12 +289,12 @@ def _swizzled(program: Program) -> Iterator[tuple[str, Any]]:
             yield "swizzled_writes" if written else "swizzled_reads", factors
 
 
-def flying(program: Program, room: Any, *, used: bool = False) -> tuple[Any, Any]:
+def flying(program: Program, registers: int | None = None) -> tuple[Any, Any]:
     """Return how many loads to registers a thread has in flight together, and what they hold.
 
     The assembler loads into registers that it has just read, so that few are; or it moves loads
-    up, past D multiply-adds, those with a guard past all of a body that is not large, as far as a
-    thread has ``room``: registers.  Those that it ``used`` say that it moved up what they hold.
+    up, past D multiply-adds, those with a guard past all of a body that is not large.  With
+    ``registers`` known, so many are in flight as those that are left can hold.
     """
     found = amounts(program)
     names = ("kept", "direct_vectors", "direct", "direct_lines", "products")
@@ -303,20 +303,12 @@ def flying(program: Program, room: Any, *, used: bool = False) -> tuple[Any, Any
     )
     if not np.any(words):
         return FITTED["loads_in_flight"], 0.0
-    many = remembered(_fitting, loads, words, kept, room)
-    if not used:
-        wanted = remembered(_ahead, loads, guards, products, program.ctas_per_sm)
-        many = remembered(_least, np.maximum(wanted, FITTED["loads_in_flight"]), many)
+    if registers is None:
+        many = remembered(_ahead, loads, guards, products, program.ctas_per_sm)
+    else:
+        many = loads * (registers - kept - FITTED["beside"]) / words
+    many = np.maximum(many, FITTED["loads_in_flight"])
     return many, remembered(_held, many, loads, words)
-
-
-def _fitting(loads: Any, words: Any, kept: Any, room: Any) -> Any:
-    """Return how many loads have room beside the sums."""
-    return _few(np.maximum(loads * (room - kept - FITTED["beside"]) / words, 1.0))
-
-
-def _least(wanted: Any, fitting: Any) -> Any:
-    return _few(np.minimum(wanted, fitting))
 
 
 def _ahead(loads: Any, guards: Any, products: Any, ctas_per_sm: Any) -> Any:
