@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -49,7 +50,7 @@ _FINAL_SECONDS, _FINAL_SHARE = 6.0, 0.4
 """What of a deadline is kept for the final, at most, and as a share of what is left."""
 _LATE_SECONDS = 4.0
 """What the model's first gets where the time was over before anything was measured."""
-_FINAL_TIMES, _FINAL_LEAST = 1.5, 1.0
+_FINAL_TIMES, _FINAL_LEAST = 1.2, 0.5
 """What is kept for it once a batch was timed: so often as long as that took, and seconds more."""
 _ASSEMBLING_SHARE, _LEAST_ASSEMBLING = 0.2, 1.0
 """Of a search's time, what ptxas may take to order the model's best, and the seconds it needs."""
@@ -195,6 +196,7 @@ class _Tuning:
         self.peers: list[Measurement] = []
         self.budget = whole
         self.stopped = False
+        self.looked: dict[Schedule, Future[list[Candidate]]] = {}
 
     def run(self, modules: Sequence[str]) -> Tuned:
         """Walk as the strategy wants, and compare the fastest."""
@@ -210,7 +212,11 @@ class _Tuning:
             min(cores(), _MOST_AT_ONCE),
         )  # fmt: skip
         steps = STRATEGIES[self.effort.strategy](domain, np.random.default_rng(self.effort.seed))
+        beside = ThreadPoolExecutor(1)  # what the GPU measures first takes as long
+        for one in self.first[:1]:
+            self.looked[one.schedule] = beside.submit(self.near[one.schedule.machine], one.schedule)
         seconds = walk(steps, self.evaluate, go_on=self.go_on)
+        beside.shutdown(wait=False, cancel_futures=True)
         if self.first and not self.evaluated:  # CUDA began late: the model's first all the same
             self.whole = self.until = Deadline.within(_LATE_SECONDS, self.whole.clock)
             alone = [self.first[0].schedule]
@@ -260,14 +266,17 @@ class _Tuning:
 
     def changes(self, schedule: Schedule) -> list[Candidate]:
         """Return the single changes of a schedule."""
-        found = self.near[schedule.machine](schedule)
+        wait(self.looked.values())  # one looks at a time
+        looked = self.looked.get(schedule)
+        found = self.near[schedule.machine](schedule) if looked is None else looked.result()
         for one in found:
             self.predicted.setdefault(one.schedule, one.predicted_seconds)
         return found
 
     def changes_in_time(self, schedule: Schedule) -> list[Candidate]:
         """Return them as long as something could still be measured."""
-        return [] if self.until.passed() else self.changes(schedule)
+        self.stopped = self.stopped or self.until.passed()
+        return [] if self.stopped else self.changes(schedule)
 
     def pipelined(self) -> list[Schedule]:
         """Return the schedules whose loop a solver chose."""
