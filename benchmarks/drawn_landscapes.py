@@ -1,7 +1,7 @@
 """Landscapes of shapes that were drawn, which no strategy was chosen on.
 
-    python -m benchmarks.drawn_landscapes --draw        # here: shapes and schedules
-    python -m benchmarks.drawn_landscapes [--out DIR]   # on a GPU, 150 s at most: their seconds
+    python -m benchmarks.drawn_landscapes --out DIR --draw  # here: shapes and schedules
+    python -m benchmarks.drawn_landscapes --out DIR         # on a GPU, 150 s at most: their seconds
 
 The shapes are drawn with ``SEED``: four for ``hopper`` (bf16, layout nt) and two for ``simt``
 (fp32).  The schedules of a shape are what a search may meet there: the model's best of ``SPREADS``
@@ -12,9 +12,9 @@ drawn anew, and runs alone without a pause for ``VISIT`` seconds, of which the s
 A case's file is written after each visit of its schedules; after ``--seconds`` nothing more is
 begun.
 
-A file of ``h100/landscapes`` has the seconds of both visits of each schedule, None where the judge
-or ptxas refuses it, where it does not take the shape, and where it was not reached.
-``replay_held_out.py`` walks on them.
+A file has the seconds of both visits of each schedule, None where the judge or ptxas refuses it,
+where it does not take the shape, and where it was not reached.  ``replay_held_out.py`` walks on
+those that are kept in ``h100/landscapes``: none yet.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def _code(case: Sequence[Any], decisions: dict[str, Any], arch: str) -> tuple[An
 def main(arguments: Sequence[str] | None = None) -> None:
     """Draw, or time all cases; a file is written after each visit."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.drawn_landscapes")
-    parser.add_argument("--out", type=Path, default=DRAWN, help="folder of the results")
+    parser.add_argument("--out", type=Path, required=True, help="folder of what is written")
     parser.add_argument("--draw", action="store_true", help="draw what has no file, time nothing")
     parser.add_argument("--seconds", type=float, default=140.0, help="after which nothing begins")
     given = parser.parse_args(arguments)
@@ -111,7 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 sys.stdout.write(f"{path.stem}\n")
                 sys.stdout.flush()
         return
-    files = [path_of(case, DRAWN) for case in CASES]
+    files = [path_of(case, given.out) for case in CASES]
     trees = [json.loads(file.read_text(encoding="utf-8")) for file in files if file.is_file()]
     record = provenance("python -m benchmarks.drawn_landscapes")
     jobs = [(tree["case"], each) for tree in trees for each in decisions_of(tree)]

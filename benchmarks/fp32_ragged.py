@@ -1,15 +1,15 @@
 """fp32 matmuls at ragged sizes: the order of chosen schedules beside cuBLAS.
 
-    python -m benchmarks.fp32_ragged --draw     # without a GPU: writes the schedules
-    python -m benchmarks.fp32_ragged --out DIR  # on a GPU: measures them, 100 s with 16 cores
+    python -m benchmarks.fp32_ragged --out DIR --draw  # without a GPU: writes the schedules
+    python -m benchmarks.fp32_ragged --out DIR         # on a GPU: measures them, 100 s on 16 cores
 
 A shape's schedules are points like the kernels of cuBLAS, each with every pipeline that copies
 without registers (``FAMILIES``), changes of one of them (``CHANGES``), and the ``BEST`` that the
 model puts first.  All of a shape and PyTorch's matmul (cuBLAS, no tf32) are timed in turns
 (``codegen/run/timing.py``) on inputs that exceed twice the L2, and one run of each is checked.
 
-``fp32_ragged.json``: a row a schedule and shape, with what the model said, of its term and with
-ptxas's registers; the file is written after each shape.
+``fp32_ragged.json``, kept in ``h100``: a row a schedule and shape, with what the model said, of its
+term and with ptxas's registers; the file is written after each shape.
 
 Source: the profiler's names of cuBLAS's kernels at these shapes (H100, 2026-11-25).
 """
@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.clocks import argument_sets
-from benchmarks.peers import FOLDER, torch_matmul, write_tree
+from benchmarks.peers import torch_matmul, write_tree
 from tinygpu.codegen.emit import emit
 from tinygpu.codegen.run.arguments import contract_of
 from tinygpu.codegen.run.assemble import assemble
@@ -49,7 +49,6 @@ SHAPES = (
     (4000, 4000, 4000), (3000, 3000, 3000), (1000, 1000, 1000), (5000, 300, 2000),
     (2047, 2049, 511), (2500, 1300, 3000),
 )  # fmt: skip
-RESULTS = FOLDER.parent / "h100"
 BEST, ROUNDS, BURST_SECONDS = 10, 6, 0.012
 _ROUNDOFF = 2.0**-24
 _ALL: Mapping[str, Value] = {
@@ -187,10 +186,11 @@ def _next(each: Sequence[Any], number: int) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Draw the schedules, or measure them; the file is written after each shape."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.fp32_ragged")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
+    parser.add_argument("--out", type=Path, required=True, help="folder of what is written")
     parser.add_argument("--draw", action="store_true", help="draw schedules, and measure nothing")
     given = parser.parse_args(arguments)
-    path = RESULTS / "fp32_ragged_schedules.json"
+    given.out.mkdir(parents=True, exist_ok=True)
+    path = given.out / "fp32_ragged_schedules.json"
     if given.draw:
         with ProcessPoolExecutor(2) as pool:
             found = pool.map(drawn, SHAPES)
@@ -206,7 +206,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     shapes, _, chosen = zip(*jobs, strict=True)
     with ProcessPoolExecutor() as pool:
         built = list(pool.map(_built, shapes, chosen, [device_arch()] * len(jobs)))
-    given.out.mkdir(parents=True, exist_ok=True)
     rows: list[dict[str, Any]] = []
     stream = gpu().cuda.Stream(non_blocking=True)
     with current_stream(stream):

@@ -9,11 +9,11 @@ have times, by the model's ranking of them.  There are no single changes: all ar
     oracle      ``h200/oracle``, the held-out cases: the model's best and as many of all
     drawn       ``h100/landscapes``, if it was measured (``drawn_landscapes.py``)
 
-The kernel of ``search/residual.py`` was chosen by the eight landscapes of ``landscapes.py`` and on
-865 older runs; these tables were seen while it was.  A row of the file is a source and a
-strategy, ``model`` or ``gaussian``: its ``shapes``, the mean number of ``schedules``,
-``evaluations`` and ``worst`` as ``replay.py`` has them, and the best possible time over the best
-so far after 8, 16 and 32 evaluations: ``best_at``, geometric means, and ``least_at``.
+The distances of ``search/residual.py`` were chosen on the eight landscapes of ``landscapes.py``;
+these tables were seen afterwards.  A row of the file is a source and a strategy, ``model`` or
+``gaussian``: its ``shapes``, the mean number of ``schedules``, ``evaluations`` and ``worst`` as
+``replay.py`` has them, and the best possible time over the best so far after 8, 16 and 32
+evaluations: ``best_at``, geometric means, and ``least_at``.
 """
 
 from __future__ import annotations

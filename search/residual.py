@@ -9,14 +9,15 @@ model is believed, and what is unknown is not called slow because what is known 
 of more than COMMON that the known ones share, by generalised least squares, is no error of the
 model's but another device's or clock's, and is taken off first.
 
-A schedule is a point (``embedded``).  A decision with numbers is one coordinate, the rank of its
-value among those that occur, from 0 to 1; a decision with names differs by 1/2 or not at all.
-Schedules of two machines are so far apart that they tell nothing of one another.
+A schedule is a point (``embedded``).  A decision with three numbers or more, as a tile's edge, is
+one coordinate, the rank of its value among those that occur, from 0 to 2; one with two or with
+names, as an early start, differs by 1/4 or not at all: it changes what the model is wrong by far
+less.  Schedules of two machines are so far apart that they tell nothing of one another.
 
 >>> places = [Schedule("line", (("x", x), ("way", "st"))) for x in range(3)]
 >>> known = Residual(places).given({0: 0.1})
 >>> known.mean.round(3).tolist(), known.deviation.round(3).tolist()
-([0.099, 0.06, 0.036], [0.01, 0.08, 0.093])
+([0.099, 0.036, 0.013], [0.01, 0.093, 0.099])
 
 Source: C. Rasmussen and C. Williams, "Gaussian Processes for Machine Learning", 2006, algorithm 2.1
 and section 4.2 (the exponential kernel); the numbers: ``docs/measuring.md``, section "Searched".
@@ -36,8 +37,8 @@ __all__ = ["COMMON", "NOISE", "SCALE", "Posterior", "Residual", "embedded"]
 
 SCALE, NOISE, COMMON = 0.1, 0.01, 0.15
 """What the model is usually wrong by, a measurement, and at most all together, as logarithms."""
-_NAMED, _FOREIGN = 0.5, 30.0
-"""How far apart two names of a decision are, and two machines."""
+_RANGE, _OTHER, _FOREIGN = 2.0, 0.25, 30.0
+"""How far apart the least and the largest number are, two values of few, and two machines."""
 Points = NDArray[np.float64]
 
 
@@ -105,12 +106,13 @@ def embedded(schedules: Sequence[Schedule]) -> Points:
         values = [one.get(name) for one in chosen]
         numbers = sorted({value for value in values if isinstance(value, int)})
         if len(numbers) > 1:
-            rank = {value: i / (len(numbers) - 1) for i, value in enumerate(numbers)}
+            far = _RANGE if len(numbers) > 2 else _OTHER
+            rank = {value: far * i / (len(numbers) - 1) for i, value in enumerate(numbers)}
             columns.append(
                 np.array([rank.get(v, 0.0) if isinstance(v, int) else 0.0 for v in values])
             )
         for said in sorted({value for value in values if isinstance(value, str)}):
-            columns.append(_NAMED * half * _is(values, said))
+            columns.append(_OTHER * half * _is(values, said))
     return np.stack(columns, axis=1) if columns else np.zeros((0, 0))
 
 

@@ -105,6 +105,16 @@ def test_committed_rows_name_their_run(path: Path) -> None:
         assert not re.search(r"(^|\s)/", run["command"])
 
 
+@pytest.mark.parametrize(
+    "path", sorted(peers.FOLDER.parent.rglob("*.json")), ids=lambda path: path.stem
+)
+def test_a_result_says_what_it_is_from(path: Path) -> None:
+    """A file, or each part of it, has date and command: a list that was only drawn is no result."""
+    tree = json.loads(path.read_text())
+    parts = [tree] if "provenance" in tree or "command" in tree else tree.values()
+    assert all({"date", "command"} <= part.get("provenance", part).keys() for part in parts)
+
+
 def test_stored_rows_are_predicted_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

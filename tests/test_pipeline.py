@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from benchmarks.hopper_stores import program_of
+from benchmarks.hopper_points import TABLES, program_of
 from benchmarks.peers import FOLDER, load_rows
 from tinygpu.devices.device import Device, load_device
 from tinygpu.errors import ProgramError
@@ -342,7 +342,7 @@ def test_the_busiest_sm(size: int, ctas: int, fit: int, busiest: int) -> None:
 def test_measured(row: dict[str, Any]) -> None:
     """Two schedules at sizes that nothing was fitted on, alone on an H100: within a tenth."""
     sizes = {axis: row[axis] for axis in "mnk"}
-    here = seconds(term(row["start"]), sizes, load_device("h100"))
+    here = seconds(program_of(row), sizes, load_device("h100"))
     assert here == pytest.approx(row["alone_seconds"], rel=0.1)
 
 
@@ -354,6 +354,14 @@ def test_lines_that_are_stored_cost_l2_each(row: dict[str, Any]) -> None:
     assert float(here.seconds) == pytest.approx(row["alone_seconds"], rel=0.2)
     if row["alone_seconds"] > 260e-6 and row["k"] == 512:
         assert here.bottleneck == "l2"
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_has_the_rows_that_were_measured(name: str) -> None:
+    """Each once, in some order, and what was measured beside it."""
+    rows = load_rows(name, FOLDER.parent / "h100")
+    drawn = [{n: v for n, v in row.items() if not n.startswith("alone_")} for row in rows]
+    assert sorted(map(str, drawn)) == sorted(str(dict(row)) for row in TABLES[name].rows)
 
 
 def test_what_decides() -> None:
