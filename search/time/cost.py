@@ -289,7 +289,7 @@ def _of_steps(f: Features, place: Placed) -> Breakdown:
     l2_rate, dram_rate = _rates(device)
     run, which = Recursion(timed), tuple[Numbers, ...]()
     if f.own and "tail" not in launch.without:
-        run, which = Recursion(timed, f.own.tables), (place.at_once, f.own.kind)
+        run, which = Recursion(timed, f.own), (place.at_once, f.own.kind)
     leaves = (*which, *numbers(timed))
     cycles = applied(run, place.share, place.turns, f.steps, f.stages, *leaves)
     rounds = select(launch.persistent == 1, 1.0, waves)

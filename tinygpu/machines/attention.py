@@ -162,7 +162,13 @@ class Attention(FlashAttention):
     )
     epilogue = Choice("direct", "tma", structural=True, meaning="how rows reach o")
     persistent = Choice(0, 1, meaning="CTAs stay for several tiles (1)")
-    order = Choice("straight", "longest", structural=True, meaning="queries that come first")
+    order = Choice(
+        "straight",
+        "longest",
+        "snake",
+        structural=True,
+        meaning="queries that come first; snake: last ones of all heads, visits back and forth",
+    )
     together = Choice("kv heads", "group", structural=True, meaning="heads that are neighbours")
     raster = Choice(1, 2, 4, 8, 16, 32, meaning="neighbours visited together")
     early = Choice(0, 1, meaning="start while the kernel before ends (1)")
@@ -193,6 +199,14 @@ class Attention(FlashAttention):
                 "a decision about what the kernel does not have stays at its first value",
                 "choose stages_q 1, or persistent 1; choose rescale after, or skew 1",
             ),
+            Requirement(
+                "back_and_forth",
+                d.order != "snake"
+                or (operation.mask is not None and (d.persistent == 1) & (d.raster == 1)),
+                "CTAs that stay go back and forth over tiles of unequal length, all heads of a "
+                "block of queries after another",
+                "choose a mask, persistent 1 and raster 1, or order longest",
+            ),
         )
 
     @property
@@ -203,9 +217,11 @@ class Attention(FlashAttention):
     def forward(self, k: Kernel) -> None:
         """Let a producer fill the rings; let consumers multiply twice a block, and store."""
         q, keys, values = k.inputs
-        k.launch(persistent=self.persistent, early=self.early, raster=self.raster)
-        k.grid("bl", *(("bg", "bh") if self.together == "kv heads" else ("bh", "bg")), "bm")
-        if self.order == "longest":
+        snake = self.order == "snake"
+        k.launch(persistent=self.persistent, early=self.early, raster=self.raster, snake=snake)
+        heads = "bl", *(("bg", "bh") if self.together == "kv heads" else ("bh", "bg"))
+        k.grid(*(("bm", *heads) if snake else (*heads, "bm")))
+        if self.order != "straight":
             k.walk_down("bm")
         k.cluster(rank=1)
         k.tile(tm=self.rows, tn=self.tile_n, td=self.depth, te=self.depth)
@@ -463,6 +479,7 @@ _FA3 = {**_SKEWED, "turns": "named"}
 _LINES = {**_SKEWED, "epilogue": "tma"}
 _AHEAD = {**_LINES, "stages_q": 2}
 _LONGEST = {**_LINES, "order": "longest", "raster": 16}
+_SNAKE = {**_LINES, "order": "snake"}
 _WIDE = {**_SKEWED, "tile_n": 176}
 _ONE = {**_WIDE, "persistent": 0, "order": "longest", "raster": 8}
 _DEEP = {**_SKEWED, "depth": 256, "tile_n": 64}
@@ -474,6 +491,7 @@ STARTS: Mapping[str, Mapping[str, Value]] = {
     "tma store": _LINES,
     "queries ahead": _AHEAD,
     "longest first": _LONGEST,
+    "snake": _SNAKE,
     "wide": _WIDE,
     "one tile each": _ONE,
     "256 dimensions": _DEEP,
