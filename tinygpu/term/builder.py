@@ -1038,7 +1038,7 @@ class Kernel:
         if share:
             match = _SHARE.fullmatch(share)
             row = lines if part.array.axes[-2] in self._written else wide
-            if not match or match[1] != row or match[2] not in self._digits:
+            if not match or match[1] not in (lines, row) or match[2] not in self._digits:
                 raise self.error(f'tma: share {share!r} is not as "{row} by rank"', "share")
             shared, rank = match.groups()
             self._in_cluster("tma", rank)
