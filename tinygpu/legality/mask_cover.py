@@ -545,7 +545,9 @@ def _gathered(do: Do, around: Sequence[Block], program: Program) -> Do:
 
     def whole(access: Access) -> tuple[Access, list[int]]:
         steps = tuple(_factor(o, rank) for o in access.origin)
-        left = (Affine(o.constant, tuple(t for t in o.terms if t[0] != rank)) for o in access.origin)
+        left = (
+            Affine(o.constant, tuple(t for t in o.terms if t[0] != rank)) for o in access.origin
+        )
         one = replace(access, value=(*access.value, steps), origin=tuple(left))
         return one, [step for step in steps if step]
 

@@ -2,14 +2,13 @@
 
 A CTA takes a block of queries of one head.  Its producer loads them, and then blocks of keys and
 values, the last block first, into two rings of stages in shared memory.  CTAs of a cluster have
-neighbouring blocks of queries, and each loads a part of a block for all of them.  Each of one to three
-consumer warpgroups has 64 of the queries: it multiplies them with a block of keys, keeps each row's
-maximum and sum, and multiplies the rounded weights, which stay in registers, with the values.  With
-``skew`` 1 the second product of a block flies under the softmax of the next one.
+neighbouring queries; each loads a part of a block of keys or values for all of them.  Each of one
+to three consumer warpgroups has 64 of the queries: it multiplies them with a block of keys, keeps
+each row's maximum and sum, and multiplies the rounded weights, which stay in registers, with the
+values.  With ``skew`` 1 the second product of a block flies under the softmax of the next one.
 
-Blocks outside of a tile's window are left out, of a cluster those that none of its rows sees.  The
-first and the last ones alone are masked: those that an edge of the window or the end of the keys may
-cut.
+Blocks that no row of a cluster sees are left out.  The first and the last ones alone are masked:
+those that an edge of the window or the end of the keys may cut.
 
 Source: J. Shah et al., "FlashAttention-3", arXiv:2407.08608; T. Dao, "FlashAttention-2",
 arXiv:2307.08691.
@@ -45,8 +44,8 @@ _OUT = "te = (chunk wide quad both)"
 class FlashAttention(Machine):
     """What machines of attention have in common: the operation, trips of a tile, the mask.
 
-    A tile has ``rows`` queries of each CTA of a cluster and a block ``tile_n`` keys; ``rows_by`` and
-    ``keys_by`` say in which digits threads hold them, ``queries`` which ones a CTA has.
+    A tile has ``span`` queries, ``rows`` for each CTA; a block has ``tile_n`` keys.  ``tile_by`` says
+    where a CTA's queries lie, ``rows_by`` and ``keys_by`` in which digits threads hold them.
     """
 
     numeric = True
@@ -54,7 +53,7 @@ class FlashAttention(Machine):
     dtypes = ("bf16", "f16")
     rows_by: ClassVar[str]
     keys_by: ClassVar[str]
-    queries: ClassVar[str] = "m = (bm tm)"
+    tile_by: ClassVar[str] = "m = (bm tm)"
     copied: ClassVar[str]
     """What has to be a multiple of 16 B."""
     windowed: ClassVar[bool] = False
@@ -125,7 +124,7 @@ class FlashAttention(Machine):
     def mask(self, k: Kernel, scores: Held, step: LoopIndex) -> None:
         """Set scores to minus infinity that a query does not see, in blocks that may have such."""
         key = k.at(f"n = (kt tn), {self.keys_by}", step.last - step)
-        last = k.at(f"{self.queries}, {self.rows_by}") + (k.size("n") - k.size("m"))
+        last = k.at(f"{self.tile_by}, {self.rows_by}") + (k.size("n") - k.size("m"))
         left, right = window_of(k.op)
         cut = -(-(self.span - 1) // self.tile_n) + 1
         with k.when(step < (1 if right is None else cut)):
@@ -149,7 +148,7 @@ class Attention(FlashAttention):
         "fma", "alu", "mufu", "mov",
     )  # fmt: skip
     several, windowed = True, True
-    rows_by, keys_by, queries = _ROWS, _KEYS, _QUERIES
+    rows_by, keys_by, tile_by = _ROWS, _KEYS, _QUERIES
     copied = "TMA's lines"
     spread = ("consumers", "tile_n", "skew")
 
@@ -181,7 +180,7 @@ class Attention(FlashAttention):
     together = Choice("kv heads", "group", structural=True, meaning="heads that are neighbours")
     raster = Choice(1, 2, 4, 8, 16, 32, meaning="neighbours visited together")
     early = Choice(0, 1, meaning="start while the kernel before ends (1)")
-    cluster = Choice(1, 2, meaning="CTAs of a cluster: they share keys and values")
+    cluster = Choice(1, 2, before=1, meaning="CTAs of a cluster: they share keys and values")
 
     def requires(self, operation: Operation, choose: Any) -> tuple[Requirement, ...]:
         """Return what this machine's decisions have to agree on."""
