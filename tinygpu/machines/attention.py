@@ -44,8 +44,8 @@ _OUT = "te = (chunk wide quad both)"
 class FlashAttention(Machine):
     """What machines of attention have in common: the operation, trips of a tile, the mask.
 
-    A tile has ``span`` queries, ``rows`` for each CTA; a block has ``tile_n`` keys.  ``tile_by`` says
-    where a CTA's queries lie, ``rows_by`` and ``keys_by`` in which digits threads hold them.
+    A tile has ``span`` queries, ``rows`` for each CTA; a block has ``tile_n`` keys.  ``tile_by``
+    says where a CTA's queries lie, ``rows_by`` and ``keys_by`` in which digits threads hold them.
     """
 
     numeric = True
