@@ -197,7 +197,7 @@ class Placed:
         tiles, spread, fits = launch.tiles(), launch.spread(), launch.resident()
         ceil = (lambda x: x) if "tail" in launch.without else np.ceil
         busiest = ceil(tiles / spread)
-        from_dram, stored = launch.dram_bytes(fits)
+        from_dram, stored = launch.dram_bytes(fits, f.steps if f.own else None)
         if not f.stepped:  # a round takes as long, full or not
             rounds = ceil(np.maximum(busiest / fits, 1.0))
             asked = launch.l2_bytes()
