@@ -27,7 +27,9 @@ from tinygpu.machines import MACHINES
 from tinygpu.machines.attention import STARTS, Attention
 from tinygpu.meaning.identity import computes
 from tinygpu.meaning.interpret import interpret
-from tinygpu.search.time.cost import Placed, features
+from tinygpu.search.exact.best import rank
+from tinygpu.search.time.cost import Placed, cost, features
+from tinygpu.space.space import Space
 from tinygpu.term.expression import apply, value
 from tinygpu.term.machine import Chosen
 from tinygpu.term.machine import Value as Choosable
@@ -182,6 +184,22 @@ def test_time_knows_what_is_shared() -> None:
     assert 0.5 * alone < shared < 0.9 * alone
     assert term().grid_extents(sizes(4096, 4096))[-1] == 32
     assert term().grid_extents(sizes(4097, 4096))[-1] == 33
+
+
+@pytest.mark.parametrize("turns", ["none", "named"])
+def test_times_over_a_space_are_those_of_each_term(turns: str) -> None:
+    """Arrivals and bytes differ in it; the ranking follows all."""
+    operation = attention(mask="causal")
+    problem = Problem.of(operation, l=1, h=4, g=2, m=1300, n=1420, d=64, e=64)
+    open_ = {"cluster", "stages_k", "tile_n"}
+    fixed = {n: v for n, v in STARTS["pair multicast"].items() if n not in open_}
+    fixed |= {"depth": 64, "turns": turns, "tile_n": (64, 128), "stages_k": (2, 3)}
+    found = rank(Space(MACHINE, problem, DEVICE, fixed=fixed), 8)
+    assert {row.schedule["cluster"] for row in found.best} == {1, 2}
+    assert len(found.best) == 8
+    for row in found.best:
+        program = row.schedule.program(MACHINE, operation)
+        assert row.seconds == pytest.approx(cost(program, problem.sizes, DEVICE).seconds)
 
 
 # Mutants: each is found
