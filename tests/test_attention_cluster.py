@@ -43,6 +43,7 @@ from tinygpu.term.program import (
     ForTile,
     Program,
     Statement,
+    Wait,
     When,
     var,
 )
@@ -192,7 +193,7 @@ def test_times_over_a_space_are_those_of_each_term(turns: str) -> None:
     operation = attention(mask="causal")
     problem = Problem.of(operation, l=1, h=4, g=2, m=1300, n=1420, d=64, e=64)
     open_ = {"cluster", "stages_k", "tile_n"}
-    fixed = {n: v for n, v in STARTS["pair multicast"].items() if n not in open_}
+    fixed: dict[str, Any] = {n: v for n, v in STARTS["pair multicast"].items() if n not in open_}
     fixed |= {"depth": 64, "turns": turns, "tile_n": (64, 128), "stages_k": (2, 3)}
     found = rank(Space(MACHINE, problem, DEVICE, fixed=fixed), 8)
     assert {row.schedule["cluster"] for row in found.best} == {1, 2}
@@ -211,8 +212,10 @@ def barriers(name: str, arrivals: int) -> Callable[[Program], Program]:
         new = replace(old, arrivals=arrivals)
 
         def of(s: Statement) -> Statement:
-            if getattr(s, "barrier", None) == old:
-                return replace(s, barrier=new)  # type: ignore[call-arg]
+            if isinstance(s, Wait | Arrive) and s.barrier == old:
+                return replace(s, barrier=new)
+            if isinstance(s, Do) and s.signal and s.signal[0] == old:
+                return replace(s, signal=(new, s.signal[1]))
             return s
 
         every = tuple(new if b == old else b for b in program.barriers)

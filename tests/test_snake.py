@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -67,10 +68,10 @@ def test_each_tile_is_one_clusters_for_every_number_of_both() -> None:
     """By z3, of integers without a bound: place = t G + own, where own is c, or G - 1 - c."""
     z3 = z3_module()
 
-    def own(t: object, c: object, clusters: object) -> object:
+    def own(t: Any, c: Any, clusters: Any) -> Any:
         return z3.If(t % 2 == 0, c, clusters - 1 - c)
 
-    def proved(*claims: object) -> bool:
+    def proved(*claims: Any) -> bool:
         solver = z3.Solver()
         solver.set("rlimit", 2_000_000)
         solver.add(*claims)
@@ -95,7 +96,7 @@ def test_each_tile_is_one_clusters_for_every_number_of_both() -> None:
 
 @given(st.integers(0, 60), st.integers(1, 20), st.booleans())
 def test_each_tile_is_taken_once(many: int, clusters: int, snake: bool) -> None:
-    tiles = [(n,) for n in range(many)]
+    tiles: list[tuple[int, ...]] = [(n,) for n in range(many)]
     mine = [taken(tiles, c, clusters, snake=snake) for c in range(clusters)]
     assert sorted(t for own in mine for t in own) == tiles
     for c, own in enumerate(mine):
@@ -108,7 +109,7 @@ def test_each_tile_is_taken_once(many: int, clusters: int, snake: bool) -> None:
 def test_time_follows_a_cluster_of_the_interpreter(steps: list[int], at_once: int) -> None:
     """The busiest is one of those that the meaning knows, and none has more."""
     width = min(at_once, len(steps))
-    tiles = [(n,) for n in range(len(steps))]
+    tiles: list[tuple[int, ...]] = [(n,) for n in range(len(steps))]
     each = [tuple(steps[n] for (n,) in taken(tiles, c, width, snake=True)) for c in range(width)]
     found = busiest(np.array(steps), at_once, snake=True)
     assert found in each

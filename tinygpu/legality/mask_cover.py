@@ -548,13 +548,15 @@ def _gathered(do: Do, around: Sequence[Block], program: Program) -> Do:
         left = (
             Affine(o.constant, tuple(t for t in o.terms if t[0] != rank)) for o in access.origin
         )
-        one = replace(access, value=(*access.value, steps), origin=tuple(left))
-        return one, [step for step in steps if step]
+        value = (*access.value, *[steps] * (ctas > 1))
+        return replace(access, value=value, origin=tuple(left)), [step for step in steps if step]
 
     (write, to), (read, of) = whole(do.write), whole(source)
-    if len(to) != 1 or to != of or any(b.guards for b in around):
+    apart = any(n == rank for b in around for form, _ in b.guards for n, _ in form.terms)
+    if ctas < 1 or (ctas > 1 and (len(to) != 1 or to != of or apart)):
         raise _UnreadError(f"{do} does not load its own part of what all CTAs along {rank} have")
-    return replace(do, values=(*do.values, ctas), write=write, reads=(read,), multicast="")
+    values = (*do.values, *[ctas] * (ctas > 1))
+    return replace(do, values=values, write=write, reads=(read,), multicast="")
 
 
 def _load(do: Do, around: Sequence[Block]) -> _Load:
