@@ -537,7 +537,8 @@ class Program:
         lines += [f"  {b}" for b in (*self.buffers, *self.barriers)]
         lines += [f"  {name} = {expression}" for name, expression in self.parameters]
         axes = " x ".join(map(str, self.grid))
-        how = "".join(f", {n}" * bool(getattr(self, n)) for n in ("persistent", "snake", "early"))
+        how = ", persistent" * bool(self.persistent) + ", snake" * self.snake
+        how += ", early" * bool(self.early)
         lines.append(f"  grid {axes}, raster {number_text(self.raster)}{how}")
         if self.cluster:
             lines.append(
