@@ -113,8 +113,8 @@ LEFT_OUT = {
         "meaning's and the order's": (
             "Program.raster Axis.down Program.specialised Program.guards Program.persistent "
             "Program.snake Program.zeroed Access.outside Access.peer Immediate.number Scalar.name "
-            "Scalar.size Do.across Do.fresh WaitGroup.read Wait.index Arrive.index Instruction.variants "
-            "Instruction.meaning"
+            "Scalar.size Do.across Do.fresh WaitGroup.read Wait.index Arrive.index "
+            "Instruction.variants Instruction.meaning"
         ),
         "levels are asked where a term is built": (
             "Instruction.reads Instruction.writes"

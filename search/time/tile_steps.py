@@ -61,9 +61,8 @@ def busiest(steps: Steps, at_once: int, *, snake: bool = False) -> tuple[int, ..
     """Return the steps of the tiles of the cluster that has the most, if so many run at once."""
     width = max(1, min(at_once, len(steps)))
     many = -(-len(steps) // width)
-    each = np.full(many * width, -1, np.int64)  # -1: no tile
-    each[: len(steps)] = steps
-    each = each.reshape(many, width)
+    each = np.full((many, width), -1, np.int64)  # -1: no tile
+    each.reshape(-1)[: len(steps)] = steps
     if snake:
         each[1::2] = each[1::2, ::-1]
     there = each >= 0
