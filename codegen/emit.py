@@ -621,6 +621,26 @@ class Emitter(KernelCode):
             text.mark(skip)
             text.emit("bar.warp.sync -1")
 
+    def _at(self, tile: Number, clusters: Number, linear: Number) -> Number:
+        """Return where a cluster's tile stands among all, counted from 0; see ``ForTile``."""
+        text = self.text
+        odd = text.modulo(tile, 2) if self.program.snake else 0
+        if odd == 0:
+            return text.multiply_add(tile, clusters, linear)
+        own: Number = text.subtract(text.subtract(clusters, 1), linear)
+        if isinstance(even := text.less(odd, 1), str):
+            back, own = own, text.register("u32")
+            text.emit(f"selp.b32 {own}, {linear}, {back}, {even}")
+        return text.multiply_add(tile, clusters, own)
+
+    def _later(
+        self, tile: Number, at: Number, clusters: Number, linear: Number, turns: int
+    ) -> Number:
+        """Return where the tile so many turns after one stands, which stands at ``at``."""
+        if self.program.snake:
+            return self._at(self.text.add(tile, turns), clusters, linear)
+        return self.text.multiply_add(turns, clusters, at)
+
     def _tiles(self, loop: ForTile, scope: Scope) -> None:
         """Emit the loop over a cluster's tiles, or the one tile that there is."""
         text, around = self.text, dict(self.addresses.variables)
@@ -645,7 +665,7 @@ class Emitter(KernelCode):
         tile, turn, at = (text.register("u32") for _ in range(3))
         text.emit(f"mov.u32 {tile}, {start}")
         text.emit(f"mov.u32 {turn}, 0")
-        text.emit(f"mov.u32 {at}, {text.multiply_add(start, clusters, linear)}")
+        text.emit(f"mov.u32 {at}, {self._at(start, clusters, linear)}")
         stride = text.multiply(clusters, loop.step)
         counters = self._counters(loop, start, linear, clusters)
         running = {loop.tile: tile, loop.turn: turn, **{counted(*one): r for one, r in counters}}
@@ -662,10 +682,14 @@ class Emitter(KernelCode):
                 with self._valued(loop):
                     trim(self, loop.body, inner)
                     self.body(loop.body, inner)
-                    self._count(loop, counters, at, clusters)
+                    later = partial(self._later, tile, at, clusters, linear)
+                    self._count(loop, counters, later)
                 text.emit(f"add.s32 {tile}, {tile}, {loop.step}")
                 text.emit(f"add.s32 {turn}, {turn}, 1")
-                text.emit(f"add.s32 {at}, {at}, {stride}")
+                if self.program.snake:
+                    text.emit(f"mov.u32 {at}, {self._at(tile, clusters, linear)}")
+                else:
+                    text.emit(f"add.s32 {at}, {at}, {stride}")
                 more = text.less(at, total)
                 text.emit(f"@{more} bra {again}")
             text.mark(end)
@@ -728,7 +752,7 @@ class Emitter(KernelCode):
                 "number and no copy below its step; begin there"
             )
         for i in range(start if isinstance(start, int) else loop.step - 1) if every else ():
-            there = self._there(loop, text.multiply_add(i, clusters, linear), (n for n, _ in every))
+            there = self._there(loop, self._at(i, clusters, linear), (n for n, _ in every))
             before = text.less(i, start)
             for name, register in every:
                 more = there[name]
@@ -739,8 +763,8 @@ class Emitter(KernelCode):
         return found
 
     def _count(
-        self, loop: ForTile, counters: list[tuple[tuple[str, str], str]], at: Number,
-        clusters: Number,
+        self, loop: ForTile, counters: list[tuple[tuple[str, str], str]],
+        later: Callable[[int], Number],
     ) -> None:  # fmt: skip
         """Count on: the tile's own values, and for all tiles those of the tiles in between."""
         text = self.text
@@ -748,7 +772,7 @@ class Emitter(KernelCode):
             text.emit(f"add.s32 {register}, {register}, {self.addresses.integer(name)}")
         every = [(name, register) for (v, name), register in counters if v == loop.tile]
         for i in range(1, loop.step) if every else ():
-            there = self._there(loop, text.multiply_add(i, clusters, at), (n for n, _ in every))
+            there = self._there(loop, later(i), (n for n, _ in every))
             for name, register in every:
                 text.emit(f"add.s32 {register}, {register}, {there[name]}")
 

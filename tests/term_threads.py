@@ -164,7 +164,9 @@ class Thread:
         ends = -(-len(tiles) // self.clusters) if self.program.persistent else 1
         grid = [axis.var for axis in self.program.grid]
         for turn, t in enumerate(range(start, ends, s.step)):
-            linear = self.cluster + t * self.clusters
+            back = self.program.snake and t % 2
+            own = self.clusters - 1 - self.cluster if back else self.cluster
+            linear = own + t * self.clusters
             if linear < len(tiles):
                 place = dict(zip(grid, tiles[linear], strict=True))
                 yield from self._body(s.body, {**env, **place, s.tile: t, s.turn: turn}, who)

@@ -61,8 +61,8 @@ TYPES = "operands of other types are refused where the term is built"
 LEFT_OUT = {
     "judge": {
         "the order of tiles, the way of addressing and what guards global memory order nothing": (
-            "Program.raster Axis.down Program.addressing Program.guards Access.guard "
-            "Access.outside Access.trimmed"
+            "Program.raster Program.snake Axis.down Program.addressing Program.guards "
+            "Access.guard Access.outside Access.trimmed"
         ),
         "it decides all sizes": "Program.specialised Program.at_most",
         "what the launch does before and beside": (
@@ -112,9 +112,9 @@ LEFT_OUT = {
         TYPES: "Instruction.types",
         "meaning's and the order's": (
             "Program.raster Axis.down Program.specialised Program.guards Program.persistent "
-            "Program.zeroed Access.outside Access.peer Immediate.number Scalar.name Scalar.size "
-            "Do.across Do.fresh WaitGroup.read Wait.index Arrive.index Instruction.variants "
-            "Instruction.meaning"
+            "Program.snake Program.zeroed Access.outside Access.peer Immediate.number Scalar.name "
+            "Scalar.size Do.across Do.fresh WaitGroup.read Wait.index Arrive.index "
+            "Instruction.variants Instruction.meaning"
         ),
         "levels are asked where a term is built": (
             "Instruction.reads Instruction.writes"
@@ -124,7 +124,7 @@ LEFT_OUT = {
     "time": {
         TYPES: "Instruction.types",
         "a name takes no time": "Program.name",
-        "these terms' tiles take as long as each other, in any order": "Axis.down",
+        "these terms' tiles take as long as each other, in any order": "Axis.down Program.snake",
         "a comparison takes as long whatever it compares": (
             "Predicate.origin Predicate.value Predicate.thread Predicate.bound"
         ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -92,9 +93,10 @@ def counted(program: Program, m: int, n: int) -> dict[tuple[int, int], int]:
         here: dict[str, Any] = {**known, "bm": tile}
         for name, expression in program.tile_values.items():
             here[name] = expression.evaluate(here)
-        for w in range(program.roles[0].copies):
+        copies, (_, ctas) = range(program.roles[0].copies), program.cluster[0]
+        for w, rank in itertools.product(copies, range(ctas)):
             for t in range(here[str(trips)]):
-                now = {**here, "w": w, turn: t, "slab": 0, "slice": 0, "block": 0}
+                now = {**here, "w": w, "rank": rank, turn: t, "slab": 0, "slice": 0, "block": 0}
                 left = np.ones(row.shape, dtype=bool)
                 for where, at, own, guards in masks:
                     inside = {**now, own: t}
@@ -106,7 +108,8 @@ def counted(program: Program, m: int, n: int) -> dict[tuple[int, int], int]:
                 assert isinstance(q, Access)
                 assert isinstance(k, Access)
                 first = q.origin[3].evaluate(now) + rows.origin[0].evaluate(now)
-                pairs = np.stack([(row + first)[left], (key + k.origin[2].evaluate(now))[left]], -1)
+                block = k.origin[2].evaluate({**now, "rank": 0})  # the first CTA's part begins it
+                pairs = np.stack([(row + first)[left], (key + block)[left]], -1)
                 for r, c in pairs[pairs[:, 0] < m].tolist():
                     found[r, c] = found.get((r, c), 0) + 1
     return found
@@ -131,9 +134,10 @@ def confirmed(program: Program, found: Cover) -> bool:
     return counted(program, m, n).get(pair, 0) != visible(program, m, n).get(pair, 0)
 
 
+@pytest.mark.parametrize("cluster", [1, 2])
 @pytest.mark.parametrize("mask", ["none", "causal"])
-def test_pairs_are_counted_right(mask: str) -> None:
-    program = term(mask, "fa2", consumers=2, tile_n=80)
+def test_pairs_are_counted_right(mask: str, cluster: int) -> None:
+    program = term(mask, "fa2", consumers=2, tile_n=80, cluster=cluster)
     for m, n in ((1, 1), (130, 90), (70, 200), (200, 33)):
         assert counted(program, m, n) == visible(program, m, n)
 
@@ -486,7 +490,7 @@ def test_a_counterexample_is_one(name: str) -> None:
             for s, _ in walk(program)
             if isinstance(s, Do) and s.instruction.unit == "tma" and isinstance(s.reads[0], Access)
         }
-        at = {"kt": found.at["turn"], "trips": trips_at(program, found.at)}
+        at = {"kt": found.at["turn"], "rank": 0, "trips": trips_at(program, found.at)}
         assert 0 <= at["kt"] < at["trips"]
         assert forms["smem_k"].evaluate(at) != forms["smem_v"].evaluate(at)
 

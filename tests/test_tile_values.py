@@ -35,7 +35,7 @@ from tinygpu.meaning.cluster import tiles_of
 from tinygpu.meaning.identity import computes, instances
 from tinygpu.meaning.interpret import interpret
 from tinygpu.meaning.prime_field import P, prime_field
-from tinygpu.meaning.turns import raster_of
+from tinygpu.meaning.turns import raster_of, taken
 from tinygpu.search.exact.best import rank
 from tinygpu.search.time.cost import Placed, cost, features
 from tinygpu.search.time.recursion import Following, Recursion
@@ -73,6 +73,8 @@ TERMS: dict[str, tuple[Program, Mapping[str, int]]] = {
     "all": (blocks(ALL), SIZES),
     "causal": (blocks(CAUSAL), TALL),
     "band": (blocks(BAND, stages=2), SIZES),
+    "band, snake": (replace(blocks(BAND, stages=2), snake=True), SIZES),
+    "causal, in turn, snake": (replace(blocks(CAUSAL), snake=True), TALL),
 }
 H200 = load_device("h200")
 
@@ -210,10 +212,11 @@ def with_tiles(program: Program, loop: ForTile) -> Program:
 
 
 @pytest.mark.parametrize("role", [0, 1])
+@pytest.mark.parametrize("snake", [False, True])
 def test_the_canonical_run_binds_what_the_interpreter_binds(
-    role: int, monkeypatch: pytest.MonkeyPatch
+    role: int, snake: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program = blocks(BAND, raster=2)
+    program = replace(blocks(BAND, raster=2), snake=snake)
     loop = next(s for s in each(program.roles[role].body) if isinstance(s, ForTile))
     names = [*loop.binds, *loop.defines, "br", "bc"]
     names += [counted(v, name) for v in loop.binds for name in loop.defines]
@@ -226,7 +229,7 @@ def test_the_canonical_run_binds_what_the_interpreter_binds(
             columns = [np.broadcast_to(group.env[name], size).tolist() for name in names]
             rows = zip(*columns, strict=True)
             for who, row in zip(group.who.tolist(), rows, strict=True):
-                met.append((self.grid.clusters, who, *row))
+                met.append((self.grid.rounds.shape[1], who, *row))
         plain(self, body, group)
 
     monkeypatch.setattr(_Work, "statements", noting)
@@ -242,7 +245,7 @@ def test_the_canonical_run_binds_what_the_interpreter_binds(
         for one in tiles_of(
             loop,
             {**program.parameter_values(sizes), "w": who // clusters},
-            tiles[who % clusters :: clusters],
+            taken(tiles, who % clusters, clusters, snake=snake),
             program,
         )
     ]

@@ -197,7 +197,7 @@ class Placed:
         tiles, spread, fits = launch.tiles(), launch.spread(), launch.resident()
         ceil = (lambda x: x) if "tail" in launch.without else np.ceil
         busiest = ceil(tiles / spread)
-        from_dram, stored = launch.dram_bytes(fits)
+        from_dram, stored = launch.dram_bytes(fits, f.steps if f.own else None)
         if not f.stepped:  # a round takes as long, full or not
             rounds = ceil(np.maximum(busiest / fits, 1.0))
             asked = launch.l2_bytes()
@@ -289,7 +289,7 @@ def _of_steps(f: Features, place: Placed) -> Breakdown:
     l2_rate, dram_rate = _rates(device)
     run, which = Recursion(timed), tuple[Numbers, ...]()
     if f.own and "tail" not in launch.without:
-        run, which = Recursion(timed, f.own.tables), (place.at_once, f.own.kind)
+        run, which = Recursion(timed, f.own), (place.at_once, f.own.kind)
     leaves = (*which, *numbers(timed))
     cycles = applied(run, place.share, place.turns, f.steps, f.stages, *leaves)
     rounds = select(launch.persistent == 1, 1.0, waves)

@@ -19,6 +19,9 @@ c = min(C, W / g) columns, so an operand indexed by
     columns alone       R c / W times
     neither             R C / W times           each at least once
 
+Axes before these two count as often as they do not index it, less those that a wave spans together.
+Where a tile walks a part of an operand alone (a mask), its fetches are that part as often.
+
 A launch that may start *early* starts its CTAs apart: they fetch more of what they share.
 
 Source: ``docs/model.md``, section "Time".
@@ -51,12 +54,16 @@ Numbers = Any
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """An array in global memory: its bytes, the grid axes that index it, if a loop walks it."""
+    """An array in global memory: its bytes, the grid axes that index it, if a loop walks it.
+
+    ``of_step``: the bytes of it that a cluster asks for in a step, or once, if no loop walks it.
+    """
 
     name: str
     bytes: float
     axes: frozenset[str]
     looped: bool
+    of_step: Numbers = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +155,7 @@ class GridLaunch:
             allotted=low(self.allotted),
             columns=low(self.columns),
             ctas_wanted=(low(self.ctas_wanted[0]), high(self.ctas_wanted[1])),
+            operands=tuple(replace(o, of_step=low(o.of_step)) for o in self.operands),
         )
 
     def tiles(self) -> Numbers:
@@ -229,8 +237,13 @@ class GridLaunch:
             total = total + operand.bytes * again
         return total
 
-    def dram_bytes(self, resident: Numbers) -> tuple[Numbers, Numbers]:
-        """Return the bytes that come from DRAM, and those that go there."""
+    def dram_bytes(
+        self, resident: Numbers, walked: Numbers | None = None
+    ) -> tuple[Numbers, Numbers]:
+        """Return the bytes that come from DRAM, and those that go there.
+
+        ``walked``: steps of a tile, in the mean, where that is not a whole operand.
+        """
         kept = sum(o.bytes for o in self.operands) <= FITTED["l2_share"] * self.device.l2_bytes
         once = "dram" in self.without
         wave = self.spread() * resident
@@ -239,6 +252,10 @@ class GridLaunch:
             times: Numbers = 1.0
             if not kept and not once:
                 times = fetches(o, self.axes, self.extents, wave=wave, raster=self.raster)
+            if walked is not None and o.looped:
+                indexed = (e for a, e in zip(self.axes, self.extents, strict=True) if a in o.axes)
+                part = reduce(lambda a, b: a * b, indexed, walked * o.of_step) / o.bytes
+                times = np.maximum(times * np.minimum(part, 1.0), 1.0)
             moved, stored = o.bytes * times, o.name in self.outputs
             if not (stored or once or never(self.early)):
                 axes = zip(self.axes, self.extents, strict=True)
@@ -279,6 +296,7 @@ def operands_of(program: Program, values: Mapping[str, int]) -> tuple[Fetched, .
     """Return the arrays that a program touches, at these sizes and parameters."""
     found: dict[str, Fetched] = {}
     grid = {axis.var for axis in program.grid}
+    ctas: Numbers = reduce(lambda a, b: a * b, (extent for _, extent in program.cluster), 1)
     for statement, around in walk(program):
         if not isinstance(statement, Do):
             continue
@@ -290,7 +308,9 @@ def operands_of(program: Program, values: Mapping[str, int]) -> tuple[Fetched, .
                     size *= float(values[axis] if isinstance(axis, str) else axis)
                 names = {v for o in access.origin for v, _ in o.terms}
                 looped = any(isinstance(outer, For) for outer in around)
-                found[buffer.name] = Fetched(buffer.name, size, frozenset(names & grid), looped)
+                many = reduce(lambda a, b: a * b, statement.values, ctas * buffer.type.bytes)
+                axes = frozenset(names & grid)
+                found[buffer.name] = Fetched(buffer.name, size, axes, looped, many)
     return tuple(found.values())
 
 
@@ -304,9 +324,11 @@ def fetches(
 ) -> Numbers:
     """Return how often an operand comes from DRAM; ``wave`` tiles are done at once."""
     outer: Numbers = 1.0
-    for axis, extent in zip(axes[:-2], extents[:-2], strict=True):
+    inner = reduce(lambda a, b: a * b, extents[-2:], 1.0)
+    for axis, extent in reversed([*zip(axes[:-2], extents[:-2], strict=True)]):
         if axis not in operand.axes:
-            outer = outer * extent
+            outer = outer * np.maximum(extent / np.maximum(wave / inner, 1.0), 1.0)
+        inner = inner * extent
     if len(axes) < 2:
         return outer
     rows, columns = extents[-2:]

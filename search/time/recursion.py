@@ -63,7 +63,7 @@ from numpy.typing import NDArray
 
 from tinygpu.errors import ProgramError
 from tinygpu.search.time.fitted import FITTED
-from tinygpu.search.time.tile_steps import Steps, busiest
+from tinygpu.search.time.tile_steps import TileSteps
 from tinygpu.search.time.work import (
     Event,
     Guard,
@@ -746,14 +746,13 @@ class Recursion:
     """Cycles of a CTA's tiles, from the numbers of its agents, in one flat order.
 
     ``numbers(agents)`` gives the order; before them come ``share``, the tiles, the steps and the
-    stages of the ring of steps.  Where tiles take different steps (``tables``, of
-    ``tinygpu.search.time.tile_steps``) then come the clusters at once and the kind; the steps are
-    not used.
+    stages of the ring of steps.  Where tiles take different steps (``own``) then come the clusters
+    at once and the kind; the steps are not used.
     """
 
-    def __init__(self, agents: tuple[TimedAgent, ...], tables: tuple[Steps, ...] = ()) -> None:
+    def __init__(self, agents: tuple[TimedAgent, ...], own: TileSteps | None = None) -> None:
         """Remember the form; the numbers of ``agents`` are not used."""
-        self.agents, self.tables = agents, tables
+        self.agents, self.own = agents, own
         self.singly = clocked(agents)
         self.chunk = 1 if self.singly else _CHUNK
         self._last: tuple[list[Numbers], tuple[TimedAgent, ...]] = ([], ())
@@ -770,7 +769,7 @@ class Recursion:
             here = slice(start, min(start + self.chunk, len(first)))
             size = here.stop - start
             some = [np.asarray(_alike(x[here])) if x.ndim else x for x in flat]
-            result[here] = self._apart(some, size) if self.tables else self._part(some, size)
+            result[here] = self._apart(some, size) if self.own else self._part(some, size)
         return result[same].reshape(shape) if shape else float(result[0])
 
     def filled(self, leaves: Sequence[Numbers]) -> tuple[TimedAgent, ...]:
@@ -788,13 +787,14 @@ class Recursion:
         A CTA of one tile, as others follow it on its SM, has their mean too.
         """
         share, tiles, _, stages, at_once, kind, *leaves = inputs
+        assert self.own is not None
         rows = np.stack([np.broadcast_to(x, size) for x in (tiles, at_once, kind)], axis=-1)
         each, which = np.unique(rows, axis=0, return_inverse=True)
         result = np.empty(size)
         for number, (turns, many, of) in enumerate(each.tolist()):
             at = np.flatnonzero(which.reshape(-1) == number)
             some = [x[at] if x.ndim else x for x in (share, stages, *leaves)]
-            taken = busiest(self.tables[int(of)], int(many))
+            taken = self.own.busiest(int(of), int(many))
             mean, own = np.asarray(float(-(-sum(taken) // len(taken)))), len(taken) <= _OWN
             if turns > 1 and own and len(taken) > 1:
                 result[at] = self._sequence(some, taken, len(at))

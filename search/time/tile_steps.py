@@ -2,7 +2,8 @@
 
 A loop over steps that runs to a tile value takes in each tile its own.  What all tiles do together
 (units, bytes, energy) goes by the *mean*.  A CTA takes every P-th tile in the order of the raster,
-where P clusters run at once, so clusters have different work; the *busiest* has the most steps, and
+where P clusters run at once (in a *snake* every second one from the other end of the P that are
+taken together), so clusters have different work; the *busiest* has the most steps, and
 among those of as many steps the most tiles.  The recursion follows its tiles, each with its steps.
 So the time is the makespan, as far as a CTA with more steps takes longer.
 
@@ -10,6 +11,8 @@ Over a space the steps depend on few decisions: there is a table for each *kind*
 
 >>> busiest(np.array([1, 2, 3, 4, 5]), 2)
 (1, 3, 5)
+>>> busiest(np.array([5, 4, 3, 2, 1]), 2, snake=True)
+(5, 2, 1)
 
 Source: ``docs/model.md``, section "Time".
 """
@@ -17,7 +20,7 @@ Source: ``docs/model.md``, section "Time".
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -37,26 +40,34 @@ _MOST_TILES = 1 << 16
 class TileSteps:
     """The steps of the tiles, in the order in which they are taken, of each kind of candidate.
 
-    ``kind`` and ``mean`` are numbers, or arrays over a space.
+    ``kind`` and ``mean`` are numbers, or arrays over a space; ``snake`` is the program's.
     """
 
     tables: tuple[Steps, ...]
     kind: Numbers
     mean: Numbers
+    snake: bool = False
 
     def mapped(self, low: Callable[[Any], Any]) -> TileSteps:
         """Apply a function to what differs between candidates."""
-        return TileSteps(self.tables, low(self.kind), low(self.mean))
+        return replace(self, kind=low(self.kind), mean=low(self.mean))
+
+    def busiest(self, kind: int, at_once: int) -> tuple[int, ...]:
+        """Return the steps of the tiles of the cluster that has the most."""
+        return busiest(self.tables[kind], at_once, snake=self.snake)
 
 
-def busiest(steps: Steps, at_once: int) -> tuple[int, ...]:
+def busiest(steps: Steps, at_once: int, *, snake: bool = False) -> tuple[int, ...]:
     """Return the steps of the tiles of the cluster that has the most, if so many run at once."""
     width = max(1, min(at_once, len(steps)))
     many = -(-len(steps) // width)
-    total = np.zeros(many * width, np.int64)
-    total[: len(steps)] = steps * (many + 1) + 1
-    first = int(total.reshape(many, width).sum(0).argmax())
-    return tuple(steps[first::width].tolist())
+    each = np.full((many, width), -1, np.int64)  # -1: no tile
+    each.reshape(-1)[: len(steps)] = steps
+    if snake:
+        each[1::2] = each[1::2, ::-1]
+    there = each >= 0
+    first = int((np.where(there, each, 0).sum(0) * (many + 1) + there.sum(0)).argmax())
+    return tuple(each[there[:, first], first].tolist())
 
 
 def steps_of_tiles(program: Program, sizes: Mapping[str, int], name: str) -> TileSteps:
@@ -83,8 +94,8 @@ def steps_of_tiles(program: Program, sizes: Mapping[str, int], name: str) -> Til
     kind = np.asarray(which).reshape(shape)
     mean = np.array([table.mean() for table in tables])[kind]
     if not shape:
-        return TileSteps(tuple(tables), int(kind), float(mean))
-    return TileSteps(tuple(tables), kind, mean)
+        return TileSteps(tuple(tables), int(kind), float(mean), program.snake)
+    return TileSteps(tuple(tables), kind, mean, program.snake)
 
 
 def _table(

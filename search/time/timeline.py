@@ -57,7 +57,6 @@ from tinygpu.search.time.recursion import (
     tokens_of,
     waits,
 )
-from tinygpu.search.time.tile_steps import busiest
 from tinygpu.search.time.work import WARP, Event, Loop, TimedAgent, Tree, total_work
 from tinygpu.term.program import Do, Program
 
@@ -151,8 +150,7 @@ def _tiles(program: Program, found: Features, tiles: int) -> Timeline:
     ring, steps, turns = int(found.stages), int(found.steps), int(place.turns)
     taken = [steps] * turns
     if found.own:
-        table = found.own.tables[int(found.own.kind)]
-        taken = list(busiest(table, int(place.at_once)))[:turns]
+        taken = list(found.own.busiest(int(found.own.kind), int(place.at_once)))[:turns]
     turn = math.lcm(ring, int(np.max(tokens_of(place.agents, found.stages))))
     each = [(n, n if n <= _STEPS else _STEPS + (n - _STEPS) % turn) for n in taken[:tiles]]
     depth = {barrier.name: int(barrier.stages) for barrier in program.barriers}

@@ -333,6 +333,10 @@ def _copies(agent: TimedAgent) -> tuple[TimedAgent, ...]:
     )
 
 
+def _unless_int(number: Numbers, low: Callable[[Any], Any]) -> Numbers:
+    return number if isinstance(number, int) else low(number)
+
+
 def mapped(tree: Tree, low: Callable[[Any], Any], high: Callable[[Any], Any] | None = None) -> Tree:
     """Apply ``low`` to every number that costs time, ``high`` (if not: low) to those that save it.
 
@@ -355,7 +359,8 @@ def mapped(tree: Tree, low: Callable[[Any], Any], high: Callable[[Any], Any] | N
                     latency=low(node.latency),
                     pending=more(node.pending),
                     fetched_bytes=low(node.fetched_bytes),
-                    folds=node.folds if isinstance(node.folds, bool) else low(node.folds),
+                    arrivals=_unless_int(node.arrivals, low),
+                    folds=_unless_int(node.folds, low),
                 )
             case Loop():
                 body = mapped(node.body, low, more)

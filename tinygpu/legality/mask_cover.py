@@ -37,7 +37,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -385,8 +385,6 @@ def _factor(form: Affine, name: str) -> int:
 def read(program: Program) -> Reading:
     """Return what a term does with its mask; raises _UnreadError for what is not recognised."""
     keys, condition = _condition(program)
-    if math.prod(extent for _, extent in program.cluster) != 1:
-        raise _UnreadError("CTAs of a cluster share what is loaded")
     loads = _loads(program)
     roles = [r for r in program.roles if any(_rings(s, loads) for s, _ in walked(r.body))]
     if len(roles) != 1:
@@ -519,11 +517,11 @@ def _loads(program: Program) -> dict[str, _Load]:
         for source in s.reads:
             if not isinstance(source, Access) or source.buffer.level != "gmem":
                 continue
-            load, name = _load(s, around), s.write.buffer.name
+            load, name = _load(_gathered(s, around, program), around), s.write.buffer.name
             if role.copies != 1 or load.same != found.setdefault(name, load).same:
                 raise _UnreadError(f"{s} does not load what others do into its stage")
             loads.add(id(s))
-            plain = s.instruction.completion in _WHOLE and not (s.multicast or s.lanes or s.where)
+            plain = s.instruction.completion in _WHOLE and not (s.lanes or s.where)
             if not plain or source.trimmed or s.write.buffer.home or s.write.buffer.copies != 1:
                 raise _UnreadError(f"{s} is no load of whole boxes, by TMA or by all threads")
             if source.buffer.shape != program.operation.operand(source.buffer.name).axes:
@@ -532,6 +530,33 @@ def _loads(program: Program) -> dict[str, _Load]:
         if s.write.buffer.name in found and id(s) not in loads:
             raise _UnreadError(f"{s.write.buffer.name} is filled by other statements than loads")
     return found
+
+
+def _gathered(do: Do, around: Sequence[Block], program: Program) -> Do:
+    """Return the parts that CTAs along an axis load for each other as one load by each of them.
+
+    All CTAs of a cluster are at the same tile and turn, so they load parts of the same box.
+    """
+    if not do.multicast:
+        return do
+    rank, ctas = do.multicast, dict(program.cluster).get(do.multicast, 0)
+    (source,) = do.reads
+    assert isinstance(source, Access)
+
+    def whole(access: Access) -> tuple[Access, list[int]]:
+        steps = tuple(_factor(o, rank) for o in access.origin)
+        left = (
+            Affine(o.constant, tuple(t for t in o.terms if t[0] != rank)) for o in access.origin
+        )
+        value = (*access.value, *[steps] * (ctas > 1))
+        return replace(access, value=value, origin=tuple(left)), [step for step in steps if step]
+
+    (write, to), (read, of) = whole(do.write), whole(source)
+    apart = any(n == rank for b in around for form, _ in b.guards for n, _ in form.terms)
+    if ctas < 1 or (ctas > 1 and (len(to) != 1 or to != of or apart)):
+        raise _UnreadError(f"{do} does not load its own part of what all CTAs along {rank} have")
+    values = (*do.values, *[ctas] * (ctas > 1))
+    return replace(do, values=values, write=write, reads=(read,), multicast="")
 
 
 def _load(do: Do, around: Sequence[Block]) -> _Load:

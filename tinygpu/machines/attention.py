@@ -1,13 +1,14 @@
 """The machine ``attention``: softmax(scale q k^T + mask) v by TMA, mbarriers and wgmma (sm_90a).
 
 A CTA takes a block of queries of one head.  Its producer loads them, and then blocks of keys and
-values, the last block first, into two rings of stages in shared memory.  Each of one to three
-consumer warpgroups has 64 of the queries: it multiplies them with a block of keys, keeps each row's
-maximum and sum, and multiplies the rounded weights, which stay in registers, with the values.  With
-``skew`` 1 the second product of a block flies under the softmax of the next one.
+values, the last block first, into two rings of stages in shared memory.  CTAs of a cluster have
+neighbouring queries; each loads a part of a block of keys or values for all of them.  Each of one
+to three consumer warpgroups has 64 of the queries: it multiplies them with a block of keys, keeps
+each row's maximum and sum, and multiplies the rounded weights, which stay in registers, with the
+values.  With ``skew`` 1 the second product of a block flies under the softmax of the next one.
 
-Blocks outside of a tile's window are left out.  The first and the last ones alone are masked: those
-that an edge of the window or the end of the keys may cut.
+Blocks that no row of a cluster sees are left out.  The first and the last ones alone are masked:
+those that an edge of the window or the end of the keys may cut.
 
 Source: J. Shah et al., "FlashAttention-3", arXiv:2407.08608; T. Dao, "FlashAttention-2",
 arXiv:2307.08691.
@@ -34,7 +35,8 @@ _BLOCK = 64  # spec: PTX ISA, wgmma's rows
 _LOG2_E = math.log2(math.e)
 _LEAST = -(2.0**100)
 """Below any score, and finite when it is scaled: a row without a visible key has weights 0."""
-_WHOLE = "l = bl, h = bh, g = bg, m = (bm tm), d = td, n = (kt tn), e = te"
+_QUERIES = "m = (bm rank tm)"
+_WHOLE = f"l = bl, h = bh, g = bg, {_QUERIES}, d = td, n = (kt tn), e = te"
 _ROWS, _KEYS = "tm = (w warp half octet)", "tn = (group quad pair)"
 _OUT = "te = (chunk wide quad both)"
 
@@ -42,8 +44,8 @@ _OUT = "te = (chunk wide quad both)"
 class FlashAttention(Machine):
     """What machines of attention have in common: the operation, trips of a tile, the mask.
 
-    A tile has ``rows`` queries and a block ``tile_n`` keys; ``rows_by`` and ``keys_by`` say in
-    which digits threads hold them.
+    A tile has ``span`` queries, ``rows`` for each CTA; a block has ``tile_n`` keys.  ``tile_by``
+    says where a CTA's queries lie, ``rows_by`` and ``keys_by`` in which digits threads hold them.
     """
 
     numeric = True
@@ -51,6 +53,7 @@ class FlashAttention(Machine):
     dtypes = ("bf16", "f16")
     rows_by: ClassVar[str]
     keys_by: ClassVar[str]
+    tile_by: ClassVar[str] = "m = (bm tm)"
     copied: ClassVar[str]
     """What has to be a multiple of 16 B."""
     windowed: ClassVar[bool] = False
@@ -59,8 +62,13 @@ class FlashAttention(Machine):
 
     @property
     def rows(self) -> Any:
-        """Queries of a tile."""
+        """Queries of a CTA."""
         raise NotImplementedError
+
+    @property
+    def span(self) -> Any:
+        """Queries of a tile: of all CTAs of a cluster."""
+        return self.rows
 
     def check(self, operation: Operation) -> None:
         """Raise OperationError if this machine cannot do the operation."""
@@ -96,7 +104,7 @@ class FlashAttention(Machine):
         left, right = window_of(k.op)
         if right is None:
             return k.tiles()
-        rows, ahead = Constant(self.rows), value("n") - value("m")
+        rows, ahead = Constant(self.span), value("n") - value("m")
         end = (value("bm") + Constant(1)) * rows + ahead
         seen = apply("min", value("n"), end + right if right else end)
         blocks = apply("max", seen, 0).ceildiv(self.tile_n)
@@ -116,9 +124,9 @@ class FlashAttention(Machine):
     def mask(self, k: Kernel, scores: Held, step: LoopIndex) -> None:
         """Set scores to minus infinity that a query does not see, in blocks that may have such."""
         key = k.at(f"n = (kt tn), {self.keys_by}", step.last - step)
-        last = k.at(f"m = (bm tm), {self.rows_by}") + (k.size("n") - k.size("m"))
+        last = k.at(f"{self.tile_by}, {self.rows_by}") + (k.size("n") - k.size("m"))
         left, right = window_of(k.op)
-        cut = -(-(self.rows - 1) // self.tile_n) + 1
+        cut = -(-(self.span - 1) // self.tile_n) + 1
         with k.when(step < (1 if right is None else cut)):
             if right is not None:
                 k.fill(scores, -math.inf, where=key > last + right)
@@ -140,7 +148,7 @@ class Attention(FlashAttention):
         "fma", "alu", "mufu", "mov",
     )  # fmt: skip
     several, windowed = True, True
-    rows_by, keys_by = _ROWS, _KEYS
+    rows_by, keys_by, tile_by = _ROWS, _KEYS, _QUERIES
     copied = "TMA's lines"
     spread = ("consumers", "tile_n", "skew")
 
@@ -162,10 +170,17 @@ class Attention(FlashAttention):
     )
     epilogue = Choice("direct", "tma", structural=True, meaning="how rows reach o")
     persistent = Choice(0, 1, meaning="CTAs stay for several tiles (1)")
-    order = Choice("straight", "longest", structural=True, meaning="queries that come first")
+    order = Choice(
+        "straight",
+        "longest",
+        "snake",
+        structural=True,
+        meaning="queries that come first; snake: last ones of all heads, visits back and forth",
+    )
     together = Choice("kv heads", "group", structural=True, meaning="heads that are neighbours")
     raster = Choice(1, 2, 4, 8, 16, 32, meaning="neighbours visited together")
     early = Choice(0, 1, meaning="start while the kernel before ends (1)")
+    cluster = Choice(1, 2, before=1, meaning="CTAs of a cluster: they share keys and values")
 
     def requires(self, operation: Operation, choose: Any) -> tuple[Requirement, ...]:
         """Return what this machine's decisions have to agree on."""
@@ -193,28 +208,44 @@ class Attention(FlashAttention):
                 "a decision about what the kernel does not have stays at its first value",
                 "choose stages_q 1, or persistent 1; choose rescale after, or skew 1",
             ),
+            Requirement(
+                "back_and_forth",
+                d.order != "snake"
+                or (operation.mask is not None and (d.persistent == 1) & (d.raster == 1)),
+                "CTAs that stay go back and forth over tiles of unequal length, all heads of a "
+                "block of queries after another",
+                "choose a mask, persistent 1 and raster 1, or order longest",
+            ),
         )
 
     @property
     def rows(self) -> Any:
-        """Queries of a tile."""
+        """Queries of a CTA."""
         return _BLOCK * self.consumers
+
+    @property
+    def span(self) -> Any:
+        """Queries of a tile: of all CTAs of a cluster."""
+        return self.rows * self.cluster
 
     def forward(self, k: Kernel) -> None:
         """Let a producer fill the rings; let consumers multiply twice a block, and store."""
         q, keys, values = k.inputs
-        k.launch(persistent=self.persistent, early=self.early, raster=self.raster)
-        k.grid("bl", *(("bg", "bh") if self.together == "kv heads" else ("bh", "bg")), "bm")
-        if self.order == "longest":
+        snake = self.order == "snake"
+        k.launch(persistent=self.persistent, early=self.early, raster=self.raster, snake=snake)
+        heads = "bl", *(("bg", "bh") if self.together == "kv heads" else ("bh", "bg"))
+        k.grid(*(("bm", *heads) if snake else (*heads, "bm")))
+        if self.order != "straight":
             k.walk_down("bm")
-        k.cluster(rank=1)
+        k.cluster(rank=self.cluster)
         k.tile(tm=self.rows, tn=self.tile_n, td=self.depth, te=self.depth)
+        several = self.consumers * self.cluster
         rings = [
-            BlockRing(k, name, lines, wide, stages, self.consumers)
-            for name, lines, wide, stages in (
-                ("q", "tm", "td", self.stages_q),
-                ("k", "tn", "td", self.stages_k),
-                ("v", "tn", "te", self.stages_v),
+            BlockRing(k, name, lines, wide, stages, releases)
+            for name, lines, wide, stages, releases in (
+                ("q", "tm", "td", self.stages_q, self.consumers),
+                ("k", "tn", "td", self.stages_k, several),
+                ("v", "tn", "te", self.stages_v, several),
             )
         ]
         ring_q, ring_k, ring_v = rings
@@ -306,31 +337,35 @@ class Attention(FlashAttention):
 
 
 class BlockRing:
-    """A ring of tiles in shared memory and its barriers."""
+    """A ring of tiles in shared memory and its barriers.
+
+    Tiles of keys, lines ``tn``, are shared: each CTA of the cluster loads a part for all of them.
+    """
 
     def __init__(
-        self, k: Kernel, name: str, lines: str, wide: str, stages: int, consumers: int
+        self, k: Kernel, name: str, lines: str, wide: str, stages: int, releases: int
     ) -> None:
         self.k, self.stages = k, stages
+        self.share, self.to = ("tn by rank", "cluster") if lines == "tn" else ("", "cta")
         dtype = k.inputs[0].dtype
         self.tile = k.smem(f"smem_{name}", dtype, lines, wide, stages=stages, swizzle=128)
         self.full = k.mbarriers(f"{name}_full", stages, arrivals=1)
-        self.empty = k.mbarriers(f"{name}_empty", stages, arrivals=consumers)
+        self.empty = k.mbarriers(f"{name}_empty", stages, arrivals=releases)
 
     def fill(self, number: LoopIndex, part: Piece) -> None:
         """Load a tile once its stage is free."""
         self.k.wait(self.empty[number - self.stages])
         self.k.arrive(self.full[number], expect=self.tile.stage_bytes)
-        self.k.tma(self.tile[number], part, signal=self.full[number], trim=False)
+        self.k.tma(self.tile[number], part, signal=self.full[number], share=self.share, trim=False)
 
     def wait(self, number: LoopIndex) -> None:
         """Wait for a tile."""
         self.k.wait(self.full[number])
 
     def release(self, number: LoopIndex) -> None:
-        """Say that this copy has read a tile."""
+        """Say that this copy has read a tile, in all CTAs that have loaded it."""
         with self.k.elect():
-            self.k.arrive(self.empty[number])
+            self.k.arrive(self.empty[number], to=self.to)
 
 
 class ProductTurns:
@@ -416,7 +451,7 @@ class RowStatistics:
         known = {"top": self.top, "factor": self.factor, "total": self.total}
         k.set(self.new, power * math.log(2), known)
         with k.only(quad=0):
-            k.store(lse[f"l = bl, h = bh, g = bg, m = (bm tm), {_ROWS}"], self.new)
+            k.store(lse[f"l = bl, h = bh, g = bg, {_QUERIES}, {_ROWS}"], self.new)
 
 
 class RowStore:
@@ -430,7 +465,7 @@ class RowStore:
     def rows(self, acc: Held) -> None:
         """Round and store."""
         k, o = self.k, self.k.output
-        at = "l = bl, h = bh, g = bg, m = (bm tm), e = te"
+        at = f"l = bl, h = bh, g = bg, {_QUERIES}, e = te"
         if not self.tma:
             k.store(o[f"{at}, {_ROWS}, {_OUT}"], acc)
             return
@@ -456,13 +491,15 @@ class RowStore:
 _FA2: Mapping[str, Value] = {
     "depth": 128, "consumers": 2, "tile_n": 128, "stages_k": 2, "stages_v": 2, "stages_q": 1,
     "skew": 0, "rescale": "after", "turns": "none", "epilogue": "direct", "persistent": 1,
-    "order": "straight", "together": "kv heads", "raster": 1, "early": 0,
+    "order": "straight", "together": "kv heads", "raster": 1, "early": 0, "cluster": 1,
 }  # fmt: skip
 _SKEWED = {**_FA2, "skew": 1}
 _FA3 = {**_SKEWED, "turns": "named"}
 _LINES = {**_SKEWED, "epilogue": "tma"}
 _AHEAD = {**_LINES, "stages_q": 2}
 _LONGEST = {**_LINES, "order": "longest", "raster": 16}
+_SNAKE = {**_LINES, "order": "snake"}
+_PAIR = {**_LONGEST, "cluster": 2}
 _WIDE = {**_SKEWED, "tile_n": 176}
 _ONE = {**_WIDE, "persistent": 0, "order": "longest", "raster": 8}
 _DEEP = {**_SKEWED, "depth": 256, "tile_n": 64}
@@ -474,6 +511,8 @@ STARTS: Mapping[str, Mapping[str, Value]] = {
     "tma store": _LINES,
     "queries ahead": _AHEAD,
     "longest first": _LONGEST,
+    "snake": _SNAKE,
+    "pair multicast": _PAIR,
     "wide": _WIDE,
     "one tile each": _ONE,
     "256 dimensions": _DEEP,

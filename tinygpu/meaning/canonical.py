@@ -148,7 +148,7 @@ class _Grid:
     ranks: Mapping[str, Integers]
     places: Mapping[str, Integers]
     tiles: Mapping[str, Integers]
-    clusters: int
+    rounds: Integers
     count: Integers
     persistent: bool
 
@@ -175,6 +175,9 @@ def _grid_of(program: Program, sizes: Mapping[str, int]) -> _Grid:
     cluster = np.repeat(np.arange(clusters), len(ranks))
     rows = np.array(tiles, np.int64).reshape(len(tiles), len(extents))
     by_name = {a.var: rows[:, d] for d, a in enumerate(program.grid)}
+    rounds = np.arange(-(-len(tiles) // clusters) * clusters).reshape(-1, clusters)
+    if program.snake:
+        rounds[1::2] = rounds[1::2, ::-1]
     return _Grid(
         ctas=cluster.size,
         many=len(tiles),
@@ -182,8 +185,8 @@ def _grid_of(program: Program, sizes: Mapping[str, int]) -> _Grid:
         ranks={n: np.tile(ranks[:, d], clusters) for d, n in enumerate(names)},
         places={} if persistent else {n: x[cluster] for n, x in by_name.items()},
         tiles=by_name,
-        clusters=clusters,
-        count=(len(tiles) - cluster + clusters - 1) // clusters,
+        rounds=rounds,
+        count=(rounds < len(tiles)).sum(axis=0)[cluster],
         persistent=persistent,
     )
 
@@ -328,14 +331,15 @@ class _Work:
         """Execute the body for each tile, together for those that are at the same one."""
         start = loop.start.evaluate(group.env)
         own = group.who % self.grid.ctas
-        count, clusters = self.grid.count[own], self.grid.clusters
+        count, rounds = self.grid.count[own], self.grid.rounds
         values = loop.values_at({**self.run.values, **self.grid.tiles})
         before = {name: np.zeros(self.grid.many, np.int64) for name in values}
         taken = {name: np.zeros(group.who.size, np.int64) for name in values}
         for name, of in before.items():
             values[name] = np.broadcast_to(values[name], self.grid.many).astype(np.int64)
-            for p in range(clusters, self.grid.many):
-                of[p] = of[p - clusters] + values[name][p - clusters]
+            for earlier, later in pairwise(rounds):
+                there = later < self.grid.many
+                of[later[there]] = (of + values[name])[earlier[there]]
         turn = 0
         while True:
             tile = np.broadcast_to(start + turn * int(loop.step), group.who.shape)
@@ -343,7 +347,7 @@ class _Work:
                 return
             for t in np.unique(tile[tile < count]).tolist():
                 chosen = np.flatnonzero((tile == t) & (tile < count))
-                place = self.grid.cluster[own[chosen]] + t * clusters
+                place = rounds[t, self.grid.cluster[own[chosen]]]
                 at = {n: x[place] for n, x in self.grid.tiles.items()}
                 more = {loop.tile: t, loop.turn: turn, **at}
                 for name, number in values.items():

@@ -28,7 +28,7 @@ from tinygpu.meaning.race import Finding, Integers
 from tinygpu.meaning.transfers import arrive, released, start
 from tinygpu.term.program import Arrive, Commit, Do, Exit, Fence, Program, Sync, Wait, WaitGroup
 
-__all__ = ["STRATEGIES", "Strategy", "Turns", "downs", "raster_of", "run_grid"]
+__all__ = ["STRATEGIES", "Strategy", "Turns", "downs", "raster_of", "run_grid", "taken"]
 
 Strategy = Literal["starve", "others", "leaders", "any"]
 STRATEGIES: tuple[Strategy, ...] = ("starve", "others", "leaders", "any")
@@ -47,7 +47,8 @@ def run_grid(run: Run, seed: int) -> None:
         clusters = min(clusters, 1 + seed % _MOST_CLUSTERS)
     strategy = STRATEGIES[seed % len(STRATEGIES)]
     for number in run.random.permutation(clusters).tolist():
-        Turns(start_cluster(run, number, tiles[number::clusters]), strategy).run()
+        mine = taken(tiles, number, clusters, snake=program.snake)
+        Turns(start_cluster(run, number, mine), strategy).run()
         if "deadlock" in run.found:
             return
 
@@ -55,6 +56,20 @@ def run_grid(run: Run, seed: int) -> None:
 def downs(program: Program) -> tuple[bool, ...]:
     """Return which axes of the grid are walked from their end."""
     return tuple(axis.down for axis in program.grid)
+
+
+def taken(tiles: Tiles, number: int, clusters: int, *, snake: bool) -> Tiles:
+    """Return the tiles of a cluster among ``clusters``, in its order.
+
+    >>> [taken(range(8), number, 3, snake=True) for number in range(3)]
+    [[0, 5, 6], [1, 4, 7], [2, 3]]
+    """
+    found = []
+    for first in range(0, len(tiles), clusters):
+        back = snake and len(found) % 2
+        at = first + (clusters - 1 - number if back else number)
+        found += tiles[at : at + 1]
+    return found
 
 
 def raster_of(extents: tuple[int, ...], raster: int, down: tuple[bool, ...] = ()) -> Tiles:

@@ -529,13 +529,13 @@ class Kernel:
 
     def launch(
         self, *, persistent: Number = 0, raster: Number = 1, ctas_per_sm: Number = 1,
-        early: Number = 0, specialised: Number = 0, addressing: Number = "pointer",
-        guards: Number = "each",
+        early: Number = 0, snake: bool = False, specialised: Number = 0,
+        addressing: Number = "pointer", guards: Number = "each",
     ) -> None:  # fmt: skip
         """Say how the kernel is launched; see ``tinygpu.term.program.Program``."""
         self._options = {
             "persistent": persistent, "raster": raster, "ctas_per_sm": ctas_per_sm, "early": early,
-            "specialised": specialised, "addressing": addressing, "guards": guards,
+            "snake": snake, "specialised": specialised, "addressing": addressing, "guards": guards,
         }  # fmt: skip
 
     def threads(self, *, turned: Number = False, **extents: Number) -> None:
@@ -1038,7 +1038,7 @@ class Kernel:
         if share:
             match = _SHARE.fullmatch(share)
             row = lines if part.array.axes[-2] in self._written else wide
-            if not match or match[1] != row or match[2] not in self._digits:
+            if not match or match[1] not in (lines, row) or match[2] not in self._digits:
                 raise self.error(f'tma: share {share!r} is not as "{row} by rank"', "share")
             shared, rank = match.groups()
             self._in_cluster("tma", rank)

@@ -166,6 +166,7 @@ class Program:
     ``cluster``: the variables of a CTA's rank in its cluster, the first one fastest, and how many
     CTAs there are along each; the grid then counts clusters.  ``persistent``: as many clusters as
     fit the device are launched, and share the tiles (``ForTile``); else one for each tile.
+    ``snake``: a cluster's every second tile is counted from the other end of its round.
     ``early``: it may start while the kernel before it ends, and waits for that one's results
     before it reads or writes any (programmatic dependent launch); only a term with mbarriers has
     code that does (law ``early``).  Its wait is for the kernel before it alone.  So that one has to
@@ -190,6 +191,7 @@ class Program:
     cluster: tuple[tuple[str, int], ...] = ()
     persistent: bool = False
     early: bool = False
+    snake: bool = False
 
     def __post_init__(self) -> None:
         self._distinct()
@@ -535,7 +537,8 @@ class Program:
         lines += [f"  {b}" for b in (*self.buffers, *self.barriers)]
         lines += [f"  {name} = {expression}" for name, expression in self.parameters]
         axes = " x ".join(map(str, self.grid))
-        how = ", persistent" * bool(self.persistent) + ", early" * bool(self.early)
+        how = ", persistent" * bool(self.persistent) + ", snake" * self.snake
+        how += ", early" * bool(self.early)
         lines.append(f"  grid {axes}, raster {number_text(self.raster)}{how}")
         if self.cluster:
             lines.append(

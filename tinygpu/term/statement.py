@@ -690,8 +690,10 @@ class ForTile(_Answers):
     """The body for each tile of this cluster, of which it binds the grid's variables.
 
     A cluster's tiles are ``cluster + t * clusters`` for t = 0, 1, .. in the order of the grid's
-    raster (one tile, if the program is not ``persistent``).  The body runs for t = ``start``,
-    ``start + step``, ..: ``tile`` is bound to t, ``turn`` to 0, 1, 2, ..
+    raster (one tile, if the program is not ``persistent``); with ``Program.snake``
+    ``(t + 1) * clusters - 1 - cluster`` for each odd t.  Either way the tiles of turn t are those
+    from ``t * clusters`` on below ``(t + 1) * clusters``, one for each cluster.  The body runs for
+    t = ``start``, ``start + step``, ..: ``tile`` is bound to t, ``turn`` to 0, 1, 2, ..
 
     ``values`` are *tile values*: names of numbers that each tile has for itself, none below 0, as
     expressions of the grid's variables, of sizes and parameters, and of values before them.  An

@@ -1,0 +1,193 @@
+"""Tiles back and forth: every second visit of a CTA counts its round from the other end."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.ptx_runs import parsed
+from tinygpu.codegen.emit import emit
+from tinygpu.codegen.run.interpretation import execute, unwritten_outputs
+from tinygpu.devices.device import load_device
+from tinygpu.isa.memory import DTYPES
+from tinygpu.legality.concurrency.judge import verdict
+from tinygpu.legality.laws import check_schedule
+from tinygpu.machines import MACHINES
+from tinygpu.machines.attention import STARTS, Attention
+from tinygpu.meaning.identity import computes
+from tinygpu.meaning.interpret import interpret
+from tinygpu.meaning.turns import taken
+from tinygpu.search.time.tile_steps import busiest
+from tinygpu.smt import z3_module
+from tinygpu.term.machine import Chosen, Value
+from tinygpu.term.operation import Problem, attention
+from tinygpu.term.program import Program
+from tinygpu.term.schedule import Schedule
+
+MACHINE, DEVICE = MACHINES["attention"], load_device("h100")
+
+
+SMALL = {"depth": 64, "tile_n": 64, "consumers": 1}
+
+
+@cache
+def term(mask: str = "causal", point: str = "snake") -> Program:
+    return Attention().program(attention(mask=mask), Chosen({**STARTS[point], **SMALL}))
+
+
+def sizes(m: int, n: int, **others: int) -> dict[str, int]:
+    return {"l": 1, "h": 1, "g": 1, "m": m, "n": n, "d": 64, "e": 64, **others}
+
+
+def right(text: str, here: dict[str, int], clusters: int) -> bool:
+    """Whether code gives the operation, on so many CTAs."""
+    program, random = term(), np.random.default_rng(0)
+    shapes = program.operation.shapes(here)
+    arrays = {
+        o.name: DTYPES[o.dtype].round(random.standard_normal(shapes[o.name]))
+        for o in program.operation.inputs
+    }
+    exact = {name: x.astype(np.float64) for name, x in arrays.items()}
+    arrays |= unwritten_outputs(program, shapes)
+    report = execute(program, here, arrays, parsed(text), scalars={"scale": 0.125},
+                     clusters=clusters)  # fmt: skip
+    wanted = program.operation.reference(exact, {"scale": 0.125})["o"]
+    near = np.abs(arrays["o"].astype(np.float64) - wanted) < 0.03
+    return not report.findings and bool(near.all())
+
+
+# Each tile exactly once
+
+
+def test_each_tile_is_one_clusters_for_every_number_of_both() -> None:
+    """By z3, of integers without a bound: place = t G + own, where own is c, or G - 1 - c."""
+    z3 = z3_module()
+
+    def own(t: Any, c: Any, clusters: Any) -> Any:
+        return z3.If(t % 2 == 0, c, clusters - 1 - c)
+
+    def proved(*claims: Any) -> bool:
+        solver = z3.Solver()
+        solver.set("rlimit", 2_000_000)
+        solver.add(*claims)
+        return str(solver.check()) == "unsat"
+
+    # t G is a number of its own: equal for equal t, and G apart for neighbours (first, second)
+    t, u, c, d, g, n, first, second = z3.Ints("t u c d g n first second")
+    cluster = [g >= 1, c >= 0, c < g, d >= 0, d < g, t >= 0, u >= 0]
+    rounds = [z3.Implies(t == u, first == second), z3.Implies(t < u, first + g <= second),
+              z3.Implies(u < t, second + g <= first)]  # fmt: skip
+    here, there = first + own(t, c, g), second + own(u, d, g)
+    # two visits at one place are the same visit of the same cluster
+    assert proved(*cluster, *rounds, here == there, z3.Or(t != u, c != d))
+    # place n of the round that begins at first is some cluster's, who is in the grid
+    who = own(t, n - first, g)
+    inside = [g >= 1, t >= 0, first <= n, n < first + g]
+    assert proved(*inside, z3.Not(z3.And(who >= 0, who < g, first + own(t, who, g) == n)))
+    # a cluster that finds no tile in a round finds none after it
+    later = second + own(u, c, g)
+    assert proved(*cluster, *rounds, t < u, here >= n, later < n)
+
+
+@given(st.integers(0, 60), st.integers(1, 20), st.booleans())
+def test_each_tile_is_taken_once(many: int, clusters: int, snake: bool) -> None:
+    tiles: list[tuple[int, ...]] = [(n,) for n in range(many)]
+    mine = [taken(tiles, c, clusters, snake=snake) for c in range(clusters)]
+    assert sorted(t for own in mine for t in own) == tiles
+    for c, own in enumerate(mine):
+        for turn, (n,) in enumerate(own):
+            assert n // clusters == turn
+            assert n % clusters == (clusters - 1 - c if snake and turn % 2 else c)
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=40), st.integers(1, 12))
+def test_time_follows_a_cluster_of_the_interpreter(steps: list[int], at_once: int) -> None:
+    """The busiest is one of those that the meaning knows, and none has more."""
+    width = min(at_once, len(steps))
+    tiles: list[tuple[int, ...]] = [(n,) for n in range(len(steps))]
+    each = [tuple(steps[n] for (n,) in taken(tiles, c, width, snake=True)) for c in range(width)]
+    found = busiest(np.array(steps), at_once, snake=True)
+    assert found in each
+    assert sum(found) == max(map(sum, each))
+
+
+def test_loads_that_fall_are_balanced() -> None:
+    """Of 64 heads, 32 blocks each, on 132 CTAs: 0.1 % above the mean, where in turn it is 5 %."""
+    steps = np.repeat(np.arange(32, 0, -1), 64)
+    mean = steps.sum() / 132
+    assert sum(busiest(steps, 132, snake=True)) < 1.005 * mean
+    assert sum(busiest(steps, 132)) > 1.05 * mean
+
+
+# The machine
+
+
+def test_the_term_says_it() -> None:
+    text = str(term())
+    assert "grid bm < " in text
+    assert " down x bl" in text
+    assert "persistent, snake" in text
+    assert "snake" not in str(term("causal", "longest first"))
+
+
+@pytest.mark.parametrize("mask", ["causal", "window:100:30"])
+def test_it_is_legal_and_computes_its_operation(mask: str) -> None:
+    found = verdict(term(mask))
+    assert found.legal, str(found)
+    meant = computes(term(mask), sizes(200, 200, h=3, d=16, e=8))
+    assert meant, str(meant)
+
+
+@pytest.mark.parametrize(("m", "n"), [(200, 200), (130, 70), (1, 100)])
+@pytest.mark.parametrize("clusters", [1, 2, 5])
+def test_its_code_is_right(m: int, n: int, clusters: int) -> None:
+    """Rounds that are whole and rounds that are not, tiles without keys."""
+    assert right(emit(term()), sizes(m, n, h=3), clusters)
+
+
+def test_code_that_goes_back_otherwise_is_wrong() -> None:
+    """Never back, always back, back in even rounds: tiles are left out, or done at other steps."""
+    lines = emit(term()).splitlines()
+    at = [n for n, line in enumerate(lines) if line.startswith("\tselp.b32")]
+    assert len(at) == 2  # a role each
+    for n in at:
+        head, own, back, even = lines[n].rsplit(" ", 3)
+        for pair in ((own, own), (back, back), (back, own)):
+            changed = " ".join((head, *pair, even))
+            text = "\n".join([*lines[:n], changed, *lines[n + 1 :], ""])
+            assert not right(text, sizes(200, 200, h=3), 5), changed
+
+
+def test_order_does_not_change_the_result() -> None:
+    """Straight or back and forth, the same values: bit for bit, also with several clusters."""
+    here, random = sizes(200, 200, h=3), np.random.default_rng(0)
+    shapes = term().operation.shapes(here)
+    arrays = {o.name: random.standard_normal(shapes[o.name]) for o in term().operation.inputs}
+    found = [
+        interpret(one, here, arrays, scalars={"scale": 0.25}, seed=2)
+        for one in (term(), term("causal", "longest first"))
+    ]
+    assert all(one.findings == () for one in found)
+    assert np.array_equal(found[0].outputs["o"], found[1].outputs["o"])
+
+
+REFUSED: dict[str, dict[str, Value]] = {
+    "one tile each": {"persistent": 0},
+    "heads in groups": {"raster": 4},
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_makes_no_sense_is_refused(name: str) -> None:
+    problem = Problem.of(attention(mask="causal"), **sizes(4096, 4096, h=8, d=128, e=128))
+    right = Schedule.of(MACHINE, STARTS["snake"])
+    assert not check_schedule(right, MACHINE, problem, DEVICE)
+    broken = check_schedule(right.with_(**REFUSED[name]), MACHINE, problem, DEVICE)
+    assert [one.law for one in broken] == ["back_and_forth"]
+    equal = Problem.of(attention(), **problem.sizes)
+    assert [b.law for b in check_schedule(right, MACHINE, equal, DEVICE)] == ["back_and_forth"]
