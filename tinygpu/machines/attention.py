@@ -36,6 +36,8 @@ _LEAST = -(2.0**100)
 """Below any score, and finite when it is scaled: a row without a visible key has weights 0."""
 _WHOLE = "l = bl, h = bh, g = bg, m = (bm tm), d = td, n = (kt tn), e = te"
 _ROWS, _KEYS = "tm = (w warp half octet)", "tn = (group quad pair)"
+_SLAB, _SLAB_KEYS = 64, "tn = (span group quad pair)"  # 128 B of 16-bit weights
+_OWN_ROWS, _OF_QUERIES = "high = (warp half octet)", "td = (deep quad word)"
 _OUT = "te = (chunk wide quad both)"
 
 
@@ -136,11 +138,11 @@ class Attention(FlashAttention):
     levels = (GMEM, L2, SMEM, REGISTERS)
     instructions = instructions(
         "cp.async.bulk.tensor", "cp.async.bulk.tensor.global", "mbarrier", "wgmma", "cvt",
-        "stmatrix", "fence.proxy.async", "bar.sync", "barrier.cluster", "shfl.sync", "st.global",
+        "ldmatrix", "stmatrix", "fence.proxy.async", "bar.sync", "barrier.cluster", "shfl.sync", "st.global",
         "fma", "alu", "mufu", "mov",
     )  # fmt: skip
     several, windowed = True, True
-    rows_by, keys_by = _ROWS, _KEYS
+    rows_by = _ROWS
     copied = "TMA's lines"
     spread = ("consumers", "tile_n", "skew")
 
@@ -158,7 +160,13 @@ class Attention(FlashAttention):
         meaning="sums shrink after a step, or before the next adds",
     )
     turns = Choice(
-        "none", "named", structural=True, meaning="whether two consumers multiply in turn"
+        "none", "named", "mbarrier", structural=True, meaning="by what two consumers take turns"
+    )
+    queries = Choice(
+        "shared", "registers", structural=True, meaning="where products take queries from"
+    )
+    weights = Choice(
+        "registers", "shared", structural=True, meaning="where products take weights from"
     )
     epilogue = Choice("direct", "tma", structural=True, meaning="how rows reach o")
     persistent = Choice(0, 1, meaning="CTAs stay for several tiles (1)")
@@ -167,11 +175,18 @@ class Attention(FlashAttention):
     raster = Choice(1, 2, 4, 8, 16, 32, meaning="neighbours visited together")
     early = Choice(0, 1, meaning="start while the kernel before ends (1)")
 
+    @property
+    def keys_by(self) -> str:  # type: ignore[override]
+        """In which digits threads hold keys."""
+        return _KEYS if self.weights == "registers" else _SLAB_KEYS
+
     def requires(self, operation: Operation, choose: Any) -> tuple[Requirement, ...]:
         """Return what this machine's decisions have to agree on."""
         d = choose
-        # scores, sums and weights
-        held = d.tile_n // 2 + d.depth // 2 + (d.tile_n // 4)
+        # scores, sums, weights (those on their way to shared memory, if they go there), queries
+        shared, ahead = d.weights == "shared", d.queries == "registers"
+        held = d.tile_n // 2 + d.depth // 2 + (_SLAB // 4 if shared else d.tile_n // 4)
+        held = held + (d.depth // 4 if ahead else 0)
         return (
             Requirement(
                 "statistics",
@@ -219,7 +234,7 @@ class Attention(FlashAttention):
         ]
         ring_q, ring_k, ring_v = rings
         few = self.consumers == 3
-        copies = 2 if self.turns == "named" else self.consumers
+        copies = self.consumers if self.turns == "none" else 2
         with k.role("producer", warps=4, registers=select(few, 32, 24)):
             with k.elect():
                 for tile in self.tiles(k):
@@ -238,30 +253,42 @@ class Attention(FlashAttention):
         dtype, wide = k.output.dtype, 64
         k.threads(warp=4, octet=8, quad=4)
         k.tile(high=_BLOCK, col=wide)
-        k.values(group=self.tile_n // 8, chunk=self.depth // wide, wide=wide // 8,
-                 half=2, pair=2, both=2)  # fmt: skip
-        scores = k.registers("scores", "f32", "group", "half", "pair")
-        weights = k.registers("weights", dtype, "group", "half", "pair")
+        spans = {"span": self.tile_n // _SLAB} if self.weights == "shared" else {}
+        k.values(**spans, group=_SLAB // 8 if spans else self.tile_n // 8)
+        k.values(chunk=self.depth // wide, wide=wide // 8, half=2, pair=2, both=2)
+        scores = k.registers("scores", "f32", *spans, "group", "half", "pair")
+        weights = RoundedWeights(k, self.weights)
+        queries = None
+        if self.queries == "registers":
+            k.values(deep=self.depth // 8, word=2)
+            k.split("deep", "far", near=_SLAB // 8)
+            queries = k.registers("queries", dtype, "deep", "half", "word")
         acc = k.registers("acc", "f32", "chunk", "wide", "half", "both")
         store = RowStore(self, k)
         rows = RowStatistics(k, scores, acc)
-        turns = ProductTurns(k) if self.turns == "named" else None
+        turns = None if self.turns == "none" else ProductTurns(k, self.turns)
         if turns:
             turns.begin()
         for tile in self.tiles(k):
             rows.begin()
             ring_q.wait(tile)
+            if queries:
+                k.ldmatrix(queries, ring_q.tile[tile][f"{_ROWS}, td = (far near quad word)"])
+                k.sync("role")
+                ring_q.release(tile)
             for step in self.steps(k, tile):
                 ring_k.wait(step)
                 if turns:
                     turns.take(step)
-                k.wgmma(scores, ring_q.tile[tile][_ROWS], ring_k.tile[step][_KEYS], fresh=True)
+                first = queries or ring_q.tile[tile][_ROWS]
+                by = f"{self.keys_by}, {_OF_QUERIES}" if queries else self.keys_by
+                k.wgmma(scores, first, ring_k.tile[step][by], fresh=True)
                 if self.skew:
                     with k.when(step >= 1):
                         ring_v.wait(step - 1)
                         if self.rescale == "before":
                             rows.rescale()
-                        self.weigh(k, acc, weights, ring_v.tile[step - 1])
+                        weights.multiply(acc, ring_v.tile[step - 1])
                 if turns:
                     turns.give(step)
                 if self.skew:
@@ -280,29 +307,26 @@ class Attention(FlashAttention):
                         ring_v.release(step - 1)
                 if self.rescale == "after":
                     rows.rescale()
-                k.cast(scores, dtype, into=weights)
+                weights.round(scores)
                 if not self.skew:
                     ring_v.wait(step)
-                    self.weigh(k, acc, weights, ring_v.tile[step])
+                    weights.multiply(acc, ring_v.tile[step])
                     k.wait_group("wgmma", 0)
                     ring_v.release(step)
-            k.sync("role")
-            ring_q.release(tile)
+            if not queries:
+                k.sync("role")
+                ring_q.release(tile)
             if self.skew:
                 with k.when(tile.trips >= 1) if k.op.mask is not None else nullcontext():
                     ring_v.wait(step.last)
                     if self.rescale == "before":
                         rows.rescale()
-                    self.weigh(k, acc, weights, ring_v.tile[step.last])
+                    weights.multiply(acc, ring_v.tile[step.last])
                     k.wait_group("wgmma", 0)
                     ring_v.release(step.last)
             rows.end()
             store.rows(acc)
         store.end()
-
-    def weigh(self, k: Kernel, acc: Held, weights: Held, values: Piece) -> None:
-        """Add weights times a block of values."""
-        k.wgmma(acc, weights, values[f"{_KEYS}, {_OUT}"], fresh=False)
 
 
 class BlockRing:
@@ -334,24 +358,63 @@ class BlockRing:
 
 
 class ProductTurns:
-    """Two consumers that multiply in turn: one's products run under the other's exponentials."""
+    """Two consumers that multiply in turn: one's products run under the other's exponentials.
 
-    def __init__(self, k: Kernel) -> None:
-        self.k, self.copy = k, k.copy("w")
-        self.turn = k.named_barriers("turn", 2, threads=256, number=3)
+    Turn ``2 step + w`` is over when the other copy may multiply.  Of named barriers all threads of
+    a copy arrive at the other's, of mbarriers one of them at its own turn's.
+    """
+
+    def __init__(self, k: Kernel, how: str) -> None:
+        self.k, self.copy, self.named = k, k.copy("w"), how == "named"
+        if self.named:
+            self.turn = k.named_barriers("turn", 2, threads=256, number=3)
+        else:
+            self.turn = k.mbarriers("turn", 4, arrivals=1)
 
     def begin(self) -> None:
-        """Let the last copy give the first one its first turn."""
-        with self.k.when(self.copy >= 1):
-            self.k.arrive(self.turn[self.copy - 1])
+        """Let the last copy give the first one its first turn; mbarriers begin with it."""
+        if self.named:
+            with self.k.when(self.copy >= 1):
+                self.k.arrive(self.turn[self.copy - 1])
 
     def take(self, step: LoopIndex) -> None:
         """Wait for this copy's turn."""
-        self.k.wait(self.turn[step, self.copy])
+        self.k.wait(self.turn[step, self.copy - (not self.named)])
 
     def give(self, step: LoopIndex) -> None:
         """Give the turn to the next copy."""
-        self.k.arrive(self.turn[step, self.copy + 1])
+        with nullcontext() if self.named else self.k.elect():
+            self.k.arrive(self.turn[step, self.copy + self.named])
+
+
+class RoundedWeights:
+    """A block's rounded weights, in registers or in shared memory: 64 keys of them at a time."""
+
+    def __init__(self, k: Kernel, where: str) -> None:
+        self.k, self.dtype = k, k.output.dtype
+        if where == "registers":
+            self.held = k.registers("weights", self.dtype, "group", "half", "pair")
+        else:
+            self.tile = k.smem("smem_p", self.dtype, "high", "tn", swizzle=128)
+        self.where = where
+
+    def round(self, scores: Held) -> None:
+        """Round weights; in shared memory the next product may read them."""
+        k = self.k
+        if self.where == "registers":
+            k.cast(scores, self.dtype, into=self.held)
+            return
+        for _ in k.each("span"):
+            k.stmatrix(self.tile[f"{_OWN_ROWS}, {_SLAB_KEYS}"], k.cast(scores, self.dtype))
+        k.fence("proxy.async")
+        k.sync("role")
+
+    def multiply(self, acc: Held, values: Piece) -> None:
+        """Add weights times a block of values."""
+        if self.where == "registers":
+            self.k.wgmma(acc, self.held, values[f"{_KEYS}, {_OUT}"], fresh=False)
+        else:
+            self.k.wgmma(acc, self.tile[_OWN_ROWS], values[_OUT], fresh=False)
 
 
 class RowStatistics:
@@ -438,7 +501,7 @@ class RowStore:
             with k.elect():  # until the chunk's place is free
                 k.wait_group("bulk", 1, read=True)
             k.sync("role")
-            part = "high = (warp half octet), col = (wide quad both)"
+            part = f"{_OWN_ROWS}, col = (wide quad both)"
             k.stmatrix(self.out[chunk][part], k.cast(acc, o.dtype))
             k.fence("proxy.async")
             k.sync("role")
@@ -455,7 +518,8 @@ class RowStore:
 
 _FA2: Mapping[str, Value] = {
     "depth": 128, "consumers": 2, "tile_n": 128, "stages_k": 2, "stages_v": 2, "stages_q": 1,
-    "skew": 0, "rescale": "after", "turns": "none", "epilogue": "direct", "persistent": 1,
+    "skew": 0, "rescale": "after", "turns": "none", "queries": "shared", "weights": "registers",
+    "epilogue": "direct", "persistent": 1,
     "order": "straight", "together": "kv heads", "raster": 1, "early": 0,
 }  # fmt: skip
 _SKEWED = {**_FA2, "skew": 1}
