@@ -138,8 +138,8 @@ class Attention(FlashAttention):
     levels = (GMEM, L2, SMEM, REGISTERS)
     instructions = instructions(
         "cp.async.bulk.tensor", "cp.async.bulk.tensor.global", "mbarrier", "wgmma", "cvt",
-        "ldmatrix", "stmatrix", "fence.proxy.async", "bar.sync", "barrier.cluster", "shfl.sync", "st.global",
-        "fma", "alu", "mufu", "mov",
+        "ldmatrix", "stmatrix", "fence.proxy.async", "bar.sync", "barrier.cluster", "shfl.sync",
+        "st.global", "fma", "alu", "mufu", "mov",
     )  # fmt: skip
     several, windowed = True, True
     rows_by = _ROWS
@@ -288,7 +288,7 @@ class Attention(FlashAttention):
                         ring_v.wait(step - 1)
                         if self.rescale == "before":
                             rows.rescale()
-                        weights.multiply(acc, ring_v.tile[step - 1])
+                        weights.multiply(acc, ring_v, step - 1)
                 if turns:
                     turns.give(step)
                 if self.skew:
@@ -307,10 +307,10 @@ class Attention(FlashAttention):
                         ring_v.release(step - 1)
                 if self.rescale == "after":
                     rows.rescale()
-                weights.round(scores)
+                weights.round(scores, step)
                 if not self.skew:
                     ring_v.wait(step)
-                    weights.multiply(acc, ring_v.tile[step])
+                    weights.multiply(acc, ring_v, step)
                     k.wait_group("wgmma", 0)
                     ring_v.release(step)
             if not queries:
@@ -321,7 +321,7 @@ class Attention(FlashAttention):
                     ring_v.wait(step.last)
                     if self.rescale == "before":
                         rows.rescale()
-                    weights.multiply(acc, ring_v.tile[step.last])
+                    weights.multiply(acc, ring_v, step.last)
                     k.wait_group("wgmma", 0)
                     ring_v.release(step.last)
             rows.end()
@@ -395,26 +395,27 @@ class RoundedWeights:
         if where == "registers":
             self.held = k.registers("weights", self.dtype, "group", "half", "pair")
         else:
-            self.tile = k.smem("smem_p", self.dtype, "high", "tn", swizzle=128)
+            self.tile = k.smem("smem_p", self.dtype, "high", "tn", stages=1, swizzle=128)
         self.where = where
 
-    def round(self, scores: Held) -> None:
+    def round(self, scores: Held, step: LoopIndex) -> None:
         """Round weights; in shared memory the next product may read them."""
         k = self.k
         if self.where == "registers":
             k.cast(scores, self.dtype, into=self.held)
             return
         for _ in k.each("span"):
-            k.stmatrix(self.tile[f"{_OWN_ROWS}, {_SLAB_KEYS}"], k.cast(scores, self.dtype))
+            k.stmatrix(self.tile[step][f"{_OWN_ROWS}, {_SLAB_KEYS}"], k.cast(scores, self.dtype))
         k.fence("proxy.async")
         k.sync("role")
 
-    def multiply(self, acc: Held, values: Piece) -> None:
-        """Add weights times a block of values."""
+    def multiply(self, acc: Held, ring: BlockRing, step: LoopIndex) -> None:
+        """Add a step's weights times its block of values."""
+        values = ring.tile[step]
         if self.where == "registers":
             self.k.wgmma(acc, self.held, values[f"{_KEYS}, {_OUT}"], fresh=False)
         else:
-            self.k.wgmma(acc, self.tile[_OWN_ROWS], values[_OUT], fresh=False)
+            self.k.wgmma(acc, self.tile[step][_OWN_ROWS], values[_OUT], fresh=False)
 
 
 class RowStatistics:
