@@ -183,16 +183,22 @@ class Attention(FlashAttention):
     def requires(self, operation: Operation, choose: Any) -> tuple[Requirement, ...]:
         """Return what this machine's decisions have to agree on."""
         d = choose
-        # scores, sums, weights (those on their way to shared memory, if they go there), queries
+        room = select(d.consumers < 3, 208, 128)
         shared, ahead = d.weights == "shared", d.queries == "registers"
-        held = d.tile_n // 2 + d.depth // 2 + (_SLAB // 4 if shared else d.tile_n // 4)
-        held = held + (d.depth // 4 if ahead else 0)
+        held = d.tile_n // 2 + d.depth // 2 + (d.depth // 4 if ahead else 0)
+        every = held + d.tile_n // 4
         return (
             Requirement(
                 "statistics",
-                held <= select(d.consumers < 3, 208, 128),
-                "scores, weights and sums leave a thread registers to work with",
-                "lower tile_n, depth or consumers",
+                (held if shared else every) <= room,
+                "scores, weights, sums and queries leave a thread registers to work with",
+                "lower tile_n, depth or consumers, or choose queries shared",
+            ),
+            Requirement(
+                "weights_in_memory",
+                (every > room) & (d.tile_n % _SLAB == 0) if shared else d.tile_n > 0,
+                "weights that registers do not hold lie in shared memory, in rows of 128 B",
+                "choose weights registers, or tile_n 64, 128 or 192",
             ),
             Requirement(
                 "in_turn",
@@ -202,11 +208,13 @@ class Attention(FlashAttention):
             ),
             Requirement(
                 "unused",
-                ((d.stages_q == 1) | (d.persistent == 1))
+                ((d.stages_q == 1) | ((d.persistent == 1) & (not ahead)))
+                & (not ahead or (d.weights == "registers" and d.consumers > 1))
                 & (d.rescale == "after" or d.skew == 1)
                 & (d.together == "kv heads" or d.raster > 1),
                 "a decision about what the kernel does not have stays at its first value",
-                "choose stages_q 1, or persistent 1; choose rescale after, or skew 1",
+                "choose stages_q 1, or persistent 1; choose rescale after, or skew 1; with queries "
+                "registers choose stages_q 1, weights registers and consumers 2 or 3",
             ),
         )
 
@@ -265,7 +273,7 @@ class Attention(FlashAttention):
             queries = k.registers("queries", dtype, "deep", "half", "word")
         acc = k.registers("acc", "f32", "chunk", "wide", "half", "both")
         store = RowStore(self, k)
-        rows = RowStatistics(k, scores, acc)
+        rows = RowStatistics(k, scores, acc, by="span" if spans else "")
         turns = None if self.turns == "none" else ProductTurns(k, self.turns)
         if turns:
             turns.begin()
@@ -531,6 +539,9 @@ _LONGEST = {**_LINES, "order": "longest", "raster": 16}
 _WIDE = {**_SKEWED, "tile_n": 176}
 _ONE = {**_WIDE, "persistent": 0, "order": "longest", "raster": 8}
 _DEEP = {**_SKEWED, "depth": 256, "tile_n": 64}
+_MBARRIERS = {**_FA3, "turns": "mbarrier"}
+_HELD = {**_LINES, "queries": "registers"}
+_MEMORY = {**_SKEWED, "depth": 64, "consumers": 3, "tile_n": 192, "weights": "shared"}
 
 STARTS: Mapping[str, Mapping[str, Value]] = {
     "fa2": _FA2,
@@ -542,5 +553,8 @@ STARTS: Mapping[str, Mapping[str, Value]] = {
     "wide": _WIDE,
     "one tile each": _ONE,
     "256 dimensions": _DEEP,
+    "fa3 by mbarriers": _MBARRIERS,
+    "queries in registers": _HELD,
+    "weights through memory": _MEMORY,
 }
 """Named points: FlashAttention-2's order, FlashAttention-3's, and steps beyond."""
