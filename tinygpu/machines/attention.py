@@ -163,10 +163,18 @@ class Attention(FlashAttention):
         "none", "named", "mbarrier", structural=True, meaning="by what two consumers take turns"
     )
     queries = Choice(
-        "shared", "registers", structural=True, meaning="where products take queries from"
+        "shared",
+        "registers",
+        structural=True,
+        before="shared",
+        meaning="where products take queries from",
     )
     weights = Choice(
-        "registers", "shared", structural=True, meaning="where products take weights from"
+        "registers",
+        "shared",
+        structural=True,
+        before="registers",
+        meaning="where products take weights from",
     )
     epilogue = Choice("direct", "tma", structural=True, meaning="how rows reach o")
     persistent = Choice(0, 1, meaning="CTAs stay for several tiles (1)")
@@ -201,6 +209,12 @@ class Attention(FlashAttention):
                 "choose weights registers, or tile_n 64, 128 or 192",
             ),
             Requirement(
+                "queries_held",
+                not ahead or ((d.stages_q == 1) & (d.consumers > 1) & (not shared)),
+                "several consumers hold queries, whose one stage is free at once, and weights",
+                "choose queries shared; or stages_q 1, weights registers and consumers 2 or 3",
+            ),
+            Requirement(
                 "in_turn",
                 (d.turns == "none") | (d.consumers == 2),
                 "two consumers multiply in turn",
@@ -208,13 +222,11 @@ class Attention(FlashAttention):
             ),
             Requirement(
                 "unused",
-                ((d.stages_q == 1) | ((d.persistent == 1) & (not ahead)))
-                & (not ahead or (d.weights == "registers" and d.consumers > 1))
+                ((d.stages_q == 1) | (d.persistent == 1))
                 & (d.rescale == "after" or d.skew == 1)
                 & (d.together == "kv heads" or d.raster > 1),
                 "a decision about what the kernel does not have stays at its first value",
-                "choose stages_q 1, or persistent 1; choose rescale after, or skew 1; with queries "
-                "registers choose stages_q 1, weights registers and consumers 2 or 3",
+                "choose stages_q 1, or persistent 1; choose rescale after, or skew 1",
             ),
         )
 
