@@ -204,7 +204,7 @@ class Attention(FlashAttention):
             ),
             Requirement(
                 "weights_in_memory",
-                (every > room) & (d.tile_n % _SLAB == 0) if shared else d.tile_n > 0,
+                not shared or ((every > room) & (d.tile_n % _SLAB == 0)),
                 "weights that registers do not hold lie in shared memory, in rows of 128 B",
                 "choose weights registers, or tile_n 64, 128 or 192",
             ),
