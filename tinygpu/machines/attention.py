@@ -273,19 +273,20 @@ class Attention(FlashAttention):
         dtype, wide = k.output.dtype, 64
         k.threads(warp=4, octet=8, quad=4)
         k.tile(high=_BLOCK, col=wide)
+        held = self.queries == "registers"
         spans = {"span": self.tile_n // _SLAB} if self.weights == "shared" else {}
         k.values(**spans, group=_SLAB // 8 if spans else self.tile_n // 8)
-        k.values(chunk=self.depth // wide, wide=wide // 8, half=2, pair=2, both=2)
+        if held:
+            k.values(deep=self.depth // 8)
+            k.split("deep", "far", near=_SLAB // 8)
+        k.values(chunk=self.depth // wide, wide=wide // 8)
+        k.values(half=2, pair=2, both=2, word=2)
         scores = k.registers("scores", "f32", *spans, "group", "half", "pair")
         weights = RoundedWeights(k, self.weights)
-        queries = None
-        if self.queries == "registers":
-            k.values(deep=self.depth // 8, word=2)
-            k.split("deep", "far", near=_SLAB // 8)
-            queries = k.registers("queries", dtype, "deep", "half", "word")
+        queries = k.registers("queries", dtype, "deep", "half", "word") if held else None
         acc = k.registers("acc", "f32", "chunk", "wide", "half", "both")
         store = RowStore(self, k)
-        rows = RowStatistics(k, scores, acc, by="span" if spans else "")
+        rows = RowStatistics(k, scores, acc, by="".join(spans))
         turns = None if self.turns == "none" else ProductTurns(k, self.turns)
         if turns:
             turns.begin()
