@@ -297,8 +297,9 @@ def turns_in_a_ring_of_two() -> Program:
     other = replace(turn, stages=2)
 
     def of(s: Statement) -> Statement:
-        mine = isinstance(s, Wait | Arrive) and s.barrier == turn
-        return replace(s, barrier=other) if mine else s
+        if isinstance(s, Wait | Arrive) and s.barrier == turn:
+            return replace(s, barrier=other)
+        return s
 
     barriers = tuple(other if b == turn else b for b in program.barriers)
     return rewritten(program, of, barriers=barriers)

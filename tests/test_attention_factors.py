@@ -91,8 +91,8 @@ def test_the_interpreter_finds_what_the_judge_refuses(make: Callable[[], Program
 @pytest.mark.parametrize("name", NEW)
 def test_its_code_is_right(name: str, mask: str) -> None:
     sizes = {"l": 1, "h": 1, "g": 1, "m": 130, "n": 201, "d": 64, "e": 56}
-    small = {"depth": 64, "tile_n": 64, "consumers": 2}
-    found = emulated(term(name, mask, **small), sizes, arch="sm_90a", completions=("late",))
+    program = term(name, mask, depth=64, tile_n=64, consumers=2)
+    found = emulated(program, sizes, arch="sm_90a", completions=("late",))
     assert found.findings == ()
     assert found.error < 0.6
 
@@ -110,8 +110,10 @@ def test_its_code_is_right(name: str, mask: str) -> None:
 )
 def test_ptxas_has_registers(name: str, other: dict[str, Value], spills: int) -> None:
     """No product is serialised; what spills of a thread is less than so many bytes."""
-    assert not broken({**STARTS[name], **other})
-    cubin = assemble(emit(term(name, **other), "sm_90a"), "sm_90a")
+    values = {**STARTS[name], **other}
+    assert not broken(values)
+    program = Attention().program(attention(mask="causal"), Chosen(values))
+    cubin = assemble(emit(program, "sm_90a"), "sm_90a")
     assert "C75" not in cubin.messages
     assert cubin.spill_stores_bytes <= spills
 
