@@ -75,6 +75,9 @@ POINTS: tuple[tuple[str, Mapping[str, Any]], ...] = (
     ("tma store", {"consumers": 2, "stages_v": 1, "persistent": 0}),
     ("queries ahead", {"consumers": 1}),
     ("longest first", {"consumers": 1}),
+    ("fa3 by mbarriers", {"consumers": 2}),
+    ("queries in registers", {"consumers": 2}),
+    ("weights through memory", {"consumers": 1}),
 )
 """A named point of the machine, and what is other than there."""
 BY_WARPS: tuple[tuple[str, Mapping[str, Any]], ...] = (

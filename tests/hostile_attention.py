@@ -250,6 +250,101 @@ def loop_in_a_predicate_s_bound() -> Program:
     return where(base("fa2"), lambda w: replace(w, bound=w.bound + var("kt")))
 
 
+def dropped(program: Program, what: str) -> Program:
+    """The program without the first such statement, which is found by regular expression."""
+    found = False
+
+    def of(s: Statement) -> Statement | tuple[Statement, ...]:
+        nonlocal found
+        if found or isinstance(s, Block) or not re.search(what, str(s)):
+            return s
+        found = True
+        return ()
+
+    return changed(program, rewritten(program, of))
+
+
+def turned(program: Program, kind: type[Arrive | Wait], more: int) -> Program:
+    """The program whose copies give, or wait for, another turn."""
+
+    def of(s: Statement) -> Statement:
+        if isinstance(s, kind) and s.barrier.name == "turn":
+            return replace(s, index=s.index + more)
+        return s
+
+    return changed(program, rewritten(program, of))
+
+
+def turns_that_nobody_gives() -> Program:
+    """The copy that multiplies keeps its turn."""
+    return dropped(base("fa3 by mbarriers", 2), "^arrive turn")
+
+
+def turns_of_another_step() -> Program:
+    """Copies wait for the turn of the step before: both multiply at once, and a phase is missed."""
+    return turned(base("fa3 by mbarriers", 2), Wait, -2)
+
+
+def turn_of_its_own() -> Program:
+    """A copy waits until its own turn is over."""
+    return turned(base("fa3 by mbarriers", 2), Wait, 1)
+
+
+def turns_in_a_ring_of_two() -> Program:
+    """A thread may still wait for a turn when that barrier's next one ends."""
+    program = base("fa3 by mbarriers", 2)
+    turn = next(b for b in program.barriers if b.name == "turn")
+    other = replace(turn, stages=2)
+
+    def of(s: Statement) -> Statement:
+        if isinstance(s, Wait | Arrive) and s.barrier == turn:
+            return replace(s, barrier=other)
+        return s
+
+    barriers = tuple(other if b == turn else b for b in program.barriers)
+    return rewritten(program, of, barriers=barriers)
+
+
+def weights_without_a_fence() -> Program:
+    """A product may read what lay in shared memory before the weights."""
+    return dropped(base("weights through memory", 2), "^fence.proxy.async")
+
+
+def weights_of_a_warp() -> Program:
+    """A product reads weights that other warps have not written."""
+    return dropped(base("weights through memory", 2), "^bar.sync")
+
+
+def weights_under_a_product() -> Program:
+    """Weights are stored while the product of the step before reads the old ones."""
+    return moved(base("weights through memory", 2), "^loop span.*stmatrix|for span", "wait_group 0")
+
+
+def queries_released_by_a_warp() -> Program:
+    """Queries are released that other warps have not read."""
+    return dropped(base("queries in registers", 2), "^bar.sync")
+
+
+def queries_read_before_they_are_there() -> Program:
+    """Nobody waits for the queries of a tile."""
+    return dropped(base("queries in registers", 2), "^wait q_full")
+
+
+def weights_of_another_step() -> Program:
+    """Values meet the weights of the step before theirs."""
+
+    program = base("weights through memory")
+
+    def of(s: Statement) -> Statement:
+        if not isinstance(s, Do) or s.instruction.name != "wgmma" or s.write.buffer.name != "acc":
+            return s
+        (weights, *rest) = s.reads
+        assert isinstance(weights, Access)
+        return replace(s, reads=(replace(weights, index=weights.index + -1), *rest))
+
+    return changed(program, rewritten(program, of))
+
+
 WRONG: dict[Callable[[], Program], str] = {
     rescaled_under_a_product: "race",
     rounded_under_a_product: "race",
@@ -265,6 +360,16 @@ WRONG: dict[Callable[[], Program], str] = {
     tiles_left_out_by_all: "parity",
     written_under_a_predicate: "unwritten",
     maximum_under_a_predicate: "computes",
+    turns_that_nobody_gives: "balance",
+    turns_of_another_step: "parity",
+    turn_of_its_own: "deadlock",
+    turns_in_a_ring_of_two: "parity",
+    weights_without_a_fence: "proxy",
+    weights_of_a_warp: "race",
+    weights_under_a_product: "race",
+    weights_of_another_step: "stale",
+    queries_released_by_a_warp: "race",
+    queries_read_before_they_are_there: "unwritten",
     mask_of_one_key_more: "computes",
     mask_of_other_threads: "computes",
     no_mask: "computes",

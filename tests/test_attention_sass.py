@@ -16,7 +16,10 @@ from tinygpu.term.operation import attention
 from tinygpu.term.program import Block, Body, Do, For, Program, WaitGroup
 from tinygpu.term.schedule import Schedule
 
-CASES = (("fa3", "none"), ("tma store", "causal"), ("wide", "none"))
+CASES = (
+    ("fa3", "none"), ("fa3 by mbarriers", "none"), ("tma store", "causal"),
+    ("queries in registers", "causal"), ("wide", "none"),
+)  # fmt: skip
 """Named points whose second product flies under the exponentials, and masks."""
 
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -89,8 +90,13 @@ def steps_of_tiles(program: Program, sizes: Mapping[str, int], name: str) -> Til
     each, which = np.unique(rows, axis=0, return_inverse=True)
     tables = []
     for row in each:
-        here = dict(zip(map(id, varying), row, strict=True))
-        tables.append(_table(program, name, known, values, here))
+        here = dict(zip(map(id, varying), row.tolist(), strict=True))
+        env = {n: here.get(id(x), x) for n, x in known.items()}
+        axes = tuple(
+            (axis.var, max(1, int(env.pop(f"={axis.var}"))), axis.down) for axis in program.grid
+        )
+        raster, own = int(env.pop("=raster")), ((n, _with(e, here)) for n, e in values.items())
+        tables.append(_table(axes, raster, tuple(own), tuple(env.items()), name))
     kind = np.asarray(which).reshape(shape)
     mean = np.array([table.mean() for table in tables])[kind]
     if not shape:
@@ -98,21 +104,25 @@ def steps_of_tiles(program: Program, sizes: Mapping[str, int], name: str) -> Til
     return TileSteps(tuple(tables), kind, mean, program.snake)
 
 
+@lru_cache(256)
 def _table(
-    program: Program, name: str, known: Mapping[str, Any], values: Mapping[str, Expression],
-    here: Mapping[int, Any],
+    axes: tuple[tuple[str, int, bool], ...], raster: int,
+    values: tuple[tuple[str, Expression], ...], known: tuple[tuple[str, int], ...], name: str,
 ) -> Steps:  # fmt: skip
-    """Return the steps of the tiles in order, where arrays have the numbers of one candidate."""
-    env: dict[str, Any] = {n: here.get(id(x), x) for n, x in known.items()}
-    extents = [max(1, int(env[f"={axis.var}"])) for axis in program.grid]
+    """Return the steps of the tiles in order, of one candidate.
+
+    ``axes`` of the grid: variable, extent, and whether it is walked down.  ``values``: the tile
+    values, of those ``known`` and the axes; ``name`` is the one that loops run to.
+    """
+    extents, env = [extent for _, extent, _ in axes], dict[str, Any](known)
     many = int(np.prod(extents, dtype=np.int64))
     some = np.arange(0, many, -(-many // _MOST_TILES))
     places = np.array(np.unravel_index(some, extents)).reshape(len(extents), len(some))
-    places = places[:, _in_order(places, int(env["=raster"]))]
-    for axis, extent, place in zip(program.grid, extents, places, strict=True):
-        env[axis.var] = extent - 1 - place if axis.down else place
-    for one, expression in values.items():
-        env[one] = _with(expression, here).evaluate(env)
+    places = places[:, _in_order(places, raster)]
+    for (axis, extent, down), place in zip(axes, places, strict=True):
+        env[axis] = extent - 1 - place if down else place
+    for one, expression in values:
+        env[one] = expression.evaluate(env)
     return np.broadcast_to(np.asarray(env[name], np.int64), len(some))
 
 

@@ -435,7 +435,7 @@ def read(program: Program) -> Reading:
         turn=loop.var,
         trips=str(loop.trips),
         row=row + layout.row,
-        key=walks.own(key, _name(product.reads[1])),
+        key=walks.own(key, loads[_name(product.reads[1])]),
         block=block,
         digits=layout.digits,
         hides=hides,
@@ -741,9 +741,8 @@ class _Following:
     loop: For
     loads: Mapping[str, _Load]
 
-    def own(self, form: Affine, ring: str) -> Affine:
-        """Return a form of a ring's load in this role's names of the tile and the turn."""
-        load = self.loads[ring]
+    def own(self, form: Affine, load: _Load) -> Affine:
+        """Return a form of a load in this role's names of the tile and the turn."""
         names = {load.tile.tile: self.tile.tile, load.tile.turn: self.tile.turn}
         if load.var:
             if load.trips != self.loop.trips:
@@ -751,15 +750,15 @@ class _Following:
             names[load.var] = self.loop.var
         return Affine(form.constant, tuple((names.get(n, n), c) for n, c in form.terms))
 
-    def turn(self, access: Operand) -> Affine | None:
+    def turn(self, access: Operand, load: _Load | None = None) -> Affine | None:
         """Return the turn, of this tile, in which what is read was loaded; None: in none of them.
 
         Tiles count the turns of those before, so an index is of one tile and turn alone.
         """
         assert isinstance(access, Access)
-        load = self.loads[access.buffer.name]
+        load = load or self.loads[access.buffer.name]
         trips = str(self.loop.trips)
-        filled = _sum(self.own(load.do.write.index, access.buffer.name))
+        filled = _sum(self.own(load.do.write.index, load))
         used = _sum(access.index)
         its = (self.tile.tile, self.tile.turn)  # those of the ring's own copy count its turns
         tile = next((t for n in its if (t := (n, trips if load.var else "")) in filled), ("", ""))
@@ -830,44 +829,64 @@ class _Following:
         modes = [(e, to, ()) for e, to in zip(do.values, do.write.value, strict=True)]
         return plain and zero and same and by_dimension(scores.buffer.shape, modes) is not None
 
+    def made(self, weights: Access, last: int) -> dict[int, Do]:
+        """Return what makes weights in each turn, by its place, which is behind ``last``.
+
+        Weights in a ring in shared memory are moved there from registers, which are made before.
+        """
+        found = {}
+        for place, (s, blocks) in enumerate(self.body):
+            if not isinstance(s, Do) or s.write.buffer.name != weights.buffer.name:
+                continue
+            here = blocks[:2] == (self.tile, self.loop) and (not blocks[2:] or _counted(blocks[2:]))
+            if weights.buffer.level == "registers":
+                here = here and _sum(s.write.index) == _sum(weights.index)
+            else:
+                moved = [self.made(r, last) if isinstance(r, Access) else {} for r in s.reads]
+                here = here and all(each and max(each) < place for each in moved)
+            if not here or place <= last or s.lanes or s.where:
+                raise _UnreadError(f"{s} does not make weights of each turn's scores")
+            found[place] = s
+        return found
+
     def use(self, product: Do, around: tuple[Block, ...], last: int) -> Weighted:
         """Return of which turns the weights and values are that a product multiplies."""
         weights, values = product.reads[:2]
         assert isinstance(values, Access)
-        if not isinstance(weights, Access) or weights.buffer.level != "registers":
-            raise _UnreadError(f"{product} takes no weights from registers")
-        name = weights.buffer.name
-        writes = [
-            (place, s, blocks)
-            for place, (s, blocks) in enumerate(self.body)
-            if isinstance(s, Do) and s.write.buffer.name == name
-        ]
-        at = next(place for place, (s, _) in enumerate(self.body) if s is product)
-        for place, s, blocks in writes:
-            here = blocks[:2] == (self.tile, self.loop) and (not blocks[2:] or _counted(blocks[2:]))
-            same = _sum(s.write.index) == _sum(weights.index)
-            if not here or not same or place <= last or s.lanes or s.where:
-                raise _UnreadError(f"{s} does not make weights of each turn's scores")
-        places = [place for place, _, _ in writes]
+        if not isinstance(weights, Access) or weights.buffer.name in self.loads:
+            raise _UnreadError(f"{product} takes no weights that the role has made")
+        made = self.made(weights, last)
         loops = around[1:2] == (self.loop,)
         rest = around[2:] if loops else around[1:]
         guards = tuple((b.index, b.bound) for b in rest if isinstance(b, When))
         plain = all(isinstance(b, When) or _counted([b]) for b in rest)
-        if not places or around[:1] != (self.tile,) or not plain:
+        if not made or around[:1] != (self.tile,) or not plain:
             raise _UnreadError(f"{product} does not multiply weights of this tile")
-        end = max(i for i, (_, blocks) in enumerate(self.body) if self.loop in blocks)
-        if loops and at > max(places):
-            turn = var(self.loop.var)
-        elif loops and at < min(places):
-            turn = var(self.loop.var) + -1
-        elif at > end:
-            turn = var(str(self.loop.trips)) + -1
-        else:
-            raise _UnreadError(f"{product} multiplies weights of several turns")
+        turn = self.made_in(weights, made, product, loops=loops)
         found = self.turn(values)
         if found is None:
             raise _UnreadError(f"{product} multiplies weights with rows")
         return Weighted(turn, found, guards, loops)
+
+    def made_in(
+        self, weights: Access, made: Mapping[int, Do], product: Do, *, loops: bool
+    ) -> Affine:
+        """Return the turn in which weights are made that a product multiplies."""
+        if weights.buffer.level != "registers":
+            trips = str(self.loop.trips)
+            rings = [_Load(s, s.write, self.tile, self.loop.var, trips) for s in made.values()]
+            (turn, *others) = [self.turn(weights, ring) for ring in rings]
+            if turn is not None and all(other == turn for other in others):
+                return turn
+            raise _UnreadError(f"{product} multiplies weights of several turns")
+        at = next(place for place, (s, _) in enumerate(self.body) if s is product)
+        if loops and at > max(made):
+            return var(self.loop.var)
+        if loops and at < min(made):
+            return var(self.loop.var) + -1
+        if at > max(i for i, (_, blocks) in enumerate(self.body) if self.loop in blocks):
+            return var(str(self.loop.trips)) + -1
+        raise _UnreadError(f"{product} multiplies weights of several turns")
 
     def values(self, ring: str, keys: str, block: int) -> Affine:
         """Return the origin along the keys of the values that a turn loads."""
@@ -884,7 +903,7 @@ class _Following:
         _, first, lines = _along(load, *moved)
         if lines != block:
             raise _UnreadError(f"{load.do} does not load a block of {block} {keys}")
-        return self.own(first, ring)
+        return self.own(first, load)
 
 
 def _hide(do: Do, inner: tuple[Block, ...], layout: _Layout) -> Hide:

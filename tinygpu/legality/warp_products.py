@@ -1,8 +1,8 @@
-"""Products of warps by the tiles of their factors, as products of warpgroups are said.
+"""Products by the tiles of their factors, as those of warpgroups from shared memory are said.
 
-mma.sync reads registers that ldmatrix has filled from shared memory.  Here the registers are seen
-through: a factor becomes the access to shared memory from which its values came, and the digits of
-threads count what they count in the sums,
+mma.sync reads registers that ldmatrix has filled from shared memory, and so may wgmma's first
+factor.  Here the registers are seen through: a factor becomes the access to shared memory from
+which its values came, and the digits of threads count what they count in the sums,
 
     rows      half and octet, as in the first factor
     columns   pair and quad: column pair + 2 quad has the place of octet pair + 2 quad of the second
@@ -43,7 +43,8 @@ def of_tiles(body: Sequence[Placed], rings: Collection[str]) -> list[Placed]:
     found: list[Placed] = []
     seen: list[Do] = []
     for place, (s, blocks) in enumerate(body):
-        if not isinstance(s, Do) or not s.instruction.warp_product or len(s.reads) != 3:
+        of_warps = isinstance(s, Do) and s.instruction.warp_product
+        if not isinstance(s, Do) or s.instruction.unit != "tensor" or len(s.reads) != 3:
             found.append((s, blocks))
             continue
         factors: list[tuple[Any, Steps]] = []
@@ -51,12 +52,14 @@ def of_tiles(body: Sequence[Placed], rings: Collection[str]) -> list[Placed]:
             name = read.buffer.name if isinstance(read, Access) else ""
             if name in loads and writers.count(name) == 1 and loads[name][0] < place:
                 _, load, around = loads[name]
-                if (through := _through(read, load, around, blocks)) is not None:
+                moved = load if of_warps else _by_rows(load)
+                if (through := _through(read, moved, around, blocks)) is not None:
                     factors.append((through, load.threads))
                     seen.append(load)
                     continue
             factors.append((read, ()))
-        found.append((_counted(s, factors) or s, blocks))
+        tiles = replace(s, reads=(*(x for x, _ in factors), s.reads[2]))
+        found.append(((_counted(s, factors) or s) if of_warps else tiles, blocks))
     left = {a.buffer.name for s, _ in found if isinstance(s, Do) for a in s.accesses[:-1]}
     gone = {id(load) for load in seen if load.write.buffer.name not in left}
     return [(s, blocks) for s, blocks in found if id(s) not in gone]
@@ -116,6 +119,20 @@ def _through(
     for o, (_, each) in zip(held.origin, steps, strict=False):
         first = [f + step * o for f, step in zip(first, each, strict=True)]
     return replace(source, value=tuple(map(moved, held.value)), origin=tuple(first))
+
+
+def _by_rows(load: Do) -> Do:
+    """Return a load that moves along rows alone, which a warp's octets count."""
+    (source,) = load.reads
+    assert isinstance(source, Access)
+    rows = [step != 0 for step in source.thread[1]]
+
+    def one(steps: Sequence[Any], none: Any) -> tuple[Any, ...]:
+        return tuple(step if row else none for row, step in zip(rows, steps, strict=True))
+
+    value, thread = (tuple(one(s, 0) for s in each) for each in (source.value, source.thread))
+    origin = one(source.origin, Affine()) if source.origin else ()
+    return replace(load, reads=(replace(source, value=value, thread=thread, origin=origin),))
 
 
 def _counted(do: Do, factors: Sequence[tuple[Any, Steps]]) -> Do | None:

@@ -38,6 +38,8 @@ _LEAST = -(2.0**100)
 _QUERIES = "m = (bm rank tm)"
 _WHOLE = f"l = bl, h = bh, g = bg, {_QUERIES}, d = td, n = (kt tn), e = te"
 _ROWS, _KEYS = "tm = (w warp half octet)", "tn = (group quad pair)"
+_SLAB, _SLAB_KEYS = 64, "tn = (span group quad pair)"  # 128 B of 16-bit weights
+_OWN_ROWS, _OF_QUERIES = "high = (warp half octet)", "td = (deep quad word)"
 _OUT = "te = (chunk wide quad both)"
 
 
@@ -144,11 +146,11 @@ class Attention(FlashAttention):
     levels = (GMEM, L2, SMEM, REGISTERS)
     instructions = instructions(
         "cp.async.bulk.tensor", "cp.async.bulk.tensor.global", "mbarrier", "wgmma", "cvt",
-        "stmatrix", "fence.proxy.async", "bar.sync", "barrier.cluster", "shfl.sync", "st.global",
-        "fma", "alu", "mufu", "mov",
+        "ldmatrix", "stmatrix", "fence.proxy.async", "bar.sync", "barrier.cluster", "shfl.sync",
+        "st.global", "fma", "alu", "mufu", "mov",
     )  # fmt: skip
     several, windowed = True, True
-    rows_by, keys_by, tile_by = _ROWS, _KEYS, _QUERIES
+    rows_by, tile_by = _ROWS, _QUERIES
     copied = "TMA's lines"
     spread = ("consumers", "tile_n", "skew")
 
@@ -166,7 +168,21 @@ class Attention(FlashAttention):
         meaning="sums shrink after a step, or before the next adds",
     )
     turns = Choice(
-        "none", "named", structural=True, meaning="whether two consumers multiply in turn"
+        "none", "named", "mbarrier", structural=True, meaning="by what two consumers take turns"
+    )
+    queries = Choice(
+        "shared",
+        "registers",
+        structural=True,
+        before="shared",
+        meaning="where products take queries from",
+    )
+    weights = Choice(
+        "registers",
+        "shared",
+        structural=True,
+        before="registers",
+        meaning="where products take weights from",
     )
     epilogue = Choice("direct", "tma", structural=True, meaning="how rows reach o")
     persistent = Choice(0, 1, meaning="CTAs stay for several tiles (1)")
@@ -182,17 +198,36 @@ class Attention(FlashAttention):
     early = Choice(0, 1, meaning="start while the kernel before ends (1)")
     cluster = Choice(1, 2, before=1, meaning="CTAs of a cluster: they share keys and values")
 
+    @property
+    def keys_by(self) -> str:  # type: ignore[override]
+        """In which digits threads hold keys."""
+        return _KEYS if self.weights == "registers" else _SLAB_KEYS
+
     def requires(self, operation: Operation, choose: Any) -> tuple[Requirement, ...]:
         """Return what this machine's decisions have to agree on."""
         d = choose
-        # scores, sums and weights
-        held = d.tile_n // 2 + d.depth // 2 + (d.tile_n // 4)
+        room = select(d.consumers < 3, 208, 128)
+        shared, ahead = d.weights == "shared", d.queries == "registers"
+        held = d.tile_n // 2 + d.depth // 2 + (d.depth // 4 if ahead else 0)
+        every = held + d.tile_n // 4
         return (
             Requirement(
                 "statistics",
-                held <= select(d.consumers < 3, 208, 128),
-                "scores, weights and sums leave a thread registers to work with",
-                "lower tile_n, depth or consumers",
+                (held if shared else every) <= room,
+                "scores, weights, sums and queries leave a thread registers to work with",
+                "lower tile_n, depth or consumers, or choose queries shared",
+            ),
+            Requirement(
+                "weights_in_memory",
+                not shared or ((every > room) & (d.tile_n % _SLAB == 0)),
+                "weights that registers do not hold lie in shared memory, in rows of 128 B",
+                "choose weights registers, or tile_n 64, 128 or 192",
+            ),
+            Requirement(
+                "queries_held",
+                not ahead or ((d.stages_q == 1) & (d.consumers > 1) & (not shared)),
+                "several consumers hold queries, whose one stage is free at once, and weights",
+                "choose queries shared; or stages_q 1, weights registers and consumers 2 or 3",
             ),
             Requirement(
                 "in_turn",
@@ -250,7 +285,7 @@ class Attention(FlashAttention):
         ]
         ring_q, ring_k, ring_v = rings
         few = self.consumers == 3
-        copies = 2 if self.turns == "named" else self.consumers
+        copies = self.consumers if self.turns == "none" else 2
         with k.role("producer", warps=4, registers=select(few, 32, 24)):
             with k.elect():
                 for tile in self.tiles(k):
@@ -269,30 +304,43 @@ class Attention(FlashAttention):
         dtype, wide = k.output.dtype, 64
         k.threads(warp=4, octet=8, quad=4)
         k.tile(high=_BLOCK, col=wide)
-        k.values(group=self.tile_n // 8, chunk=self.depth // wide, wide=wide // 8,
-                 half=2, pair=2, both=2)  # fmt: skip
-        scores = k.registers("scores", "f32", "group", "half", "pair")
-        weights = k.registers("weights", dtype, "group", "half", "pair")
+        held = self.queries == "registers"
+        spans = {"span": self.tile_n // _SLAB} if self.weights == "shared" else {}
+        k.values(**spans, group=_SLAB // 8 if spans else self.tile_n // 8)
+        if held:
+            k.values(deep=self.depth // 8)
+            k.split("deep", "far", near=_SLAB // 8)
+        k.values(chunk=self.depth // wide, wide=wide // 8)
+        k.values(half=2, pair=2, both=2, word=2)
+        scores = k.registers("scores", "f32", *spans, "group", "half", "pair")
+        weights = RoundedWeights(k, self.weights)
+        queries = k.registers("queries", dtype, "deep", "half", "word") if held else None
         acc = k.registers("acc", "f32", "chunk", "wide", "half", "both")
         store = RowStore(self, k)
-        rows = RowStatistics(k, scores, acc)
-        turns = ProductTurns(k) if self.turns == "named" else None
+        rows = RowStatistics(k, scores, acc, by="".join(spans))
+        turns = None if self.turns == "none" else ProductTurns(k, self.turns)
         if turns:
             turns.begin()
         for tile in self.tiles(k):
             rows.begin()
             ring_q.wait(tile)
+            if queries:
+                k.ldmatrix(queries, ring_q.tile[tile][f"{_ROWS}, td = (far near quad word)"])
+                k.sync("role")
+                ring_q.release(tile)
             for step in self.steps(k, tile):
                 ring_k.wait(step)
                 if turns:
                     turns.take(step)
-                k.wgmma(scores, ring_q.tile[tile][_ROWS], ring_k.tile[step][_KEYS], fresh=True)
+                first = queries or ring_q.tile[tile][_ROWS]
+                by = f"{self.keys_by}, {_OF_QUERIES}" if queries else self.keys_by
+                k.wgmma(scores, first, ring_k.tile[step][by], fresh=True)
                 if self.skew:
                     with k.when(step >= 1):
                         ring_v.wait(step - 1)
                         if self.rescale == "before":
                             rows.rescale()
-                        self.weigh(k, acc, weights, ring_v.tile[step - 1])
+                        weights.multiply(acc, ring_v, step - 1)
                 if turns:
                     turns.give(step)
                 if self.skew:
@@ -311,29 +359,26 @@ class Attention(FlashAttention):
                         ring_v.release(step - 1)
                 if self.rescale == "after":
                     rows.rescale()
-                k.cast(scores, dtype, into=weights)
+                weights.round(scores, step)
                 if not self.skew:
                     ring_v.wait(step)
-                    self.weigh(k, acc, weights, ring_v.tile[step])
+                    weights.multiply(acc, ring_v, step)
                     k.wait_group("wgmma", 0)
                     ring_v.release(step)
-            k.sync("role")
-            ring_q.release(tile)
+            if not queries:
+                k.sync("role")
+                ring_q.release(tile)
             if self.skew:
                 with k.when(tile.trips >= 1) if k.op.mask is not None else nullcontext():
                     ring_v.wait(step.last)
                     if self.rescale == "before":
                         rows.rescale()
-                    self.weigh(k, acc, weights, ring_v.tile[step.last])
+                    weights.multiply(acc, ring_v, step.last)
                     k.wait_group("wgmma", 0)
                     ring_v.release(step.last)
             rows.end()
             store.rows(acc)
         store.end()
-
-    def weigh(self, k: Kernel, acc: Held, weights: Held, values: Piece) -> None:
-        """Add weights times a block of values."""
-        k.wgmma(acc, weights, values[f"{_KEYS}, {_OUT}"], fresh=False)
 
 
 class BlockRing:
@@ -369,24 +414,64 @@ class BlockRing:
 
 
 class ProductTurns:
-    """Two consumers that multiply in turn: one's products run under the other's exponentials."""
+    """Two consumers that multiply in turn: one's products run under the other's exponentials.
 
-    def __init__(self, k: Kernel) -> None:
-        self.k, self.copy = k, k.copy("w")
-        self.turn = k.named_barriers("turn", 2, threads=256, number=3)
+    Turn ``2 step + w`` is over when the other copy may multiply.  Of named barriers all threads of
+    a copy arrive at the other's, of mbarriers one of them at its own turn's.
+    """
+
+    def __init__(self, k: Kernel, how: str) -> None:
+        self.k, self.copy, self.named = k, k.copy("w"), how == "named"
+        if self.named:
+            self.turn = k.named_barriers("turn", 2, threads=256, number=3)
+        else:
+            self.turn = k.mbarriers("turn", 4, arrivals=1)
 
     def begin(self) -> None:
-        """Let the last copy give the first one its first turn."""
-        with self.k.when(self.copy >= 1):
-            self.k.arrive(self.turn[self.copy - 1])
+        """Let the last copy give the first one its first turn; mbarriers begin with it."""
+        if self.named:
+            with self.k.when(self.copy >= 1):
+                self.k.arrive(self.turn[self.copy - 1])
 
     def take(self, step: LoopIndex) -> None:
         """Wait for this copy's turn."""
-        self.k.wait(self.turn[step, self.copy])
+        self.k.wait(self.turn[step, self.copy - (not self.named)])
 
     def give(self, step: LoopIndex) -> None:
         """Give the turn to the next copy."""
-        self.k.arrive(self.turn[step, self.copy + 1])
+        with nullcontext() if self.named else self.k.elect():
+            self.k.arrive(self.turn[step, self.copy + self.named])
+
+
+class RoundedWeights:
+    """A block's rounded weights, in registers or in shared memory: 64 keys of them at a time."""
+
+    def __init__(self, k: Kernel, where: str) -> None:
+        self.k, self.dtype = k, k.output.dtype
+        if where == "registers":
+            self.held = k.registers("weights", self.dtype, "group", "half", "pair")
+        else:
+            self.tile = k.smem("smem_p", self.dtype, "high", "tn", stages=1, swizzle=128)
+        self.where = where
+
+    def round(self, scores: Held, step: LoopIndex) -> None:
+        """Round weights; in shared memory the next product may read them."""
+        k = self.k
+        if self.where == "registers":
+            k.cast(scores, self.dtype, into=self.held)
+            return
+        for _ in k.each("span"):
+            k.stmatrix(self.tile[step][f"{_OWN_ROWS}, {_SLAB_KEYS}"], k.cast(scores, self.dtype))
+        k.fence("proxy.async")
+        k.sync("role")
+
+    def multiply(self, acc: Held, ring: BlockRing, step: LoopIndex) -> None:
+        """Add a step's weights times its block of values."""
+        values = ring.tile[step]
+        if self.where == "registers":
+            self.k.wgmma(acc, self.held, values[f"{_KEYS}, {_OUT}"], fresh=False)
+        else:
+            self.k.wgmma(acc, self.tile[step][_OWN_ROWS], values[_OUT], fresh=False)
 
 
 class RowStatistics:
@@ -473,7 +558,7 @@ class RowStore:
             with k.elect():  # until the chunk's place is free
                 k.wait_group("bulk", 1, read=True)
             k.sync("role")
-            part = "high = (warp half octet), col = (wide quad both)"
+            part = f"{_OWN_ROWS}, col = (wide quad both)"
             k.stmatrix(self.out[chunk][part], k.cast(acc, o.dtype))
             k.fence("proxy.async")
             k.sync("role")
@@ -490,7 +575,8 @@ class RowStore:
 
 _FA2: Mapping[str, Value] = {
     "depth": 128, "consumers": 2, "tile_n": 128, "stages_k": 2, "stages_v": 2, "stages_q": 1,
-    "skew": 0, "rescale": "after", "turns": "none", "epilogue": "direct", "persistent": 1,
+    "skew": 0, "rescale": "after", "turns": "none", "queries": "shared", "weights": "registers",
+    "epilogue": "direct", "persistent": 1,
     "order": "straight", "together": "kv heads", "raster": 1, "early": 0, "cluster": 1,
 }  # fmt: skip
 _SKEWED = {**_FA2, "skew": 1}
@@ -503,6 +589,12 @@ _PAIR = {**_LONGEST, "cluster": 2}
 _WIDE = {**_SKEWED, "tile_n": 176}
 _ONE = {**_WIDE, "persistent": 0, "order": "longest", "raster": 8}
 _DEEP = {**_SKEWED, "depth": 256, "tile_n": 64}
+_MBARRIERS = {**_FA3, "turns": "mbarrier"}
+_HELD = {**_LINES, "queries": "registers"}
+_HELD_LONGEST = {**_LONGEST, "queries": "registers"}
+_HELD_SNAKE = {**_SNAKE, "queries": "registers"}
+_HELD_PAIR = {**_HELD, "cluster": 2}
+_MEMORY = {**_SKEWED, "depth": 64, "consumers": 3, "tile_n": 192, "weights": "shared"}
 
 STARTS: Mapping[str, Mapping[str, Value]] = {
     "fa2": _FA2,
@@ -516,5 +608,11 @@ STARTS: Mapping[str, Mapping[str, Value]] = {
     "wide": _WIDE,
     "one tile each": _ONE,
     "256 dimensions": _DEEP,
+    "fa3 by mbarriers": _MBARRIERS,
+    "queries in registers": _HELD,
+    "queries in registers, longest first": _HELD_LONGEST,
+    "queries in registers, snake": _HELD_SNAKE,
+    "queries in registers, pair multicast": _HELD_PAIR,
+    "weights through memory": _MEMORY,
 }
 """Named points: FlashAttention-2's order, FlashAttention-3's, and steps beyond."""

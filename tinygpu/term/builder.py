@@ -957,7 +957,7 @@ class Kernel:
     def _fitting(self, held: Held, part: Piece, modes: tuple[str, ...]) -> Held:
         """Return registers that a part is loaded into.  Raises ProgramError if it has no place."""
         array = part.array
-        if set(held.digits) != set(modes) or held.buffer.dtype != array.dtype:
+        if {*held.digits} != {*self._joined(modes)} or held.buffer.dtype != array.dtype:
             text = f"{held.name} has {held.buffer.dtype} by {' '.join(held.digits) or 'no digit'}"
             here = f"{array.dtype} by {' '.join(modes) or 'no digit'}"
             raise self.error(f"{text}, {array.name} is read as {here}", held.name)
@@ -1847,12 +1847,29 @@ class Kernel:
             exact.append(self._is_exact(axis, digits, is_open, guarded=left))
             last = digits[-1] if digits else ""
         counting = self._counting(steps)
-        found = {d: tuple(s) for d, s in steps.items()}
-        strides = self._in_turn(counting, [found.get(d, (0,) * rank) for d in counting])
+        found = {d: self._in_dimensions(array, d, tuple(s)) for d, s in steps.items()}
+        still = (0,) * len(array.buffer.shape)
+        strides = self._in_turn(counting, [found.get(d, still) for d in counting])
         guard = tuple(map(_not, exact)) if array.buffer.level == "gmem" else ()
         place = _Steps(found, last, guard, self._thread_extents(counting), strides)
         self._places[key] = place
         return place
+
+    def _in_dimensions(
+        self, array: Array, digit: str, steps: tuple[Number, ...]
+    ) -> tuple[Number, ...]:
+        """Return a digit's steps along an array's axes in the dimensions of its buffer.
+
+        Raises ProgramError for a digit that counts on from one slab of a tile to the next.
+        """
+        if not array.slab:
+            return steps
+        down, along = steps
+        within = isinstance(along, int) and along % array.slab
+        if within and np.any(along * self._extent(digit) > array.slab):
+            text = f"digit {digit}: goes on in further slabs of {array.name}"
+            raise self.error(f"{text}; count it in two, as k.split does", digit)
+        return (down, *_across(array, array.axes[-1], along)[1:])
 
     def _is_exact(
         self, axis: str, digits: tuple[str, ...], is_open: bool, *, guarded: bool
@@ -1942,9 +1959,7 @@ class Kernel:
         self, part: Piece, place: _Steps, modes: tuple[str, ...], outside: float = 0.0
     ) -> Access:
         """Return the access by threads and by the values of ``modes``."""
-        buffer, zero = part.array.buffer, (0,) * len(part.array.axes)
-        if part.array.slab:
-            raise self.error(f"{buffer.name}: a swizzled tile is TMA's and wgmma's", buffer.name)
+        buffer, zero = part.array.buffer, (0,) * len(part.array.buffer.shape)
         key = (id(place), modes, *self.gone_through)
         if key not in self._ways:
             values = tuple([place.steps.get(d, zero) for d in modes])
