@@ -105,7 +105,8 @@ def tree_of(folder: Path) -> dict[str, bytes]:
     files = (path for path in folder.rglob("*") if path.is_file() or path.is_symlink())
     kept = {str(p.relative_to(folder)): p.read_bytes() for p in files}
     folders = {str(p.relative_to(folder)) + "/": b"" for p in folder.rglob("*") if p.is_dir()}
-    return {n: d for n, d in (kept | folders).items() if not n.startswith("cache")}
+    ours = (kept | folders).items()
+    return {n: d for n, d in ours if not n.startswith(("cache", "__pycache__"))}
 
 
 def complaint(words: list[str]) -> str:

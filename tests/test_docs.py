@@ -7,6 +7,7 @@ import doctest
 import json
 import math
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -34,6 +35,7 @@ def headings(page: Path) -> set[str]:
     return set(re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE))
 
 
+@cache
 def names_of_tests() -> dict[str, set[str]]:
     found = {}
     for path in sorted((ROOT / "tests").glob("test_*.py")):

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from tests.ptx_runs import unchecked as emit
+from tests.sample import by_turns
 from tinygpu.codegen.emit import signature
 from tinygpu.codegen.run.assemble import assemble
 from tinygpu.codegen.run.interpretation import interpret
@@ -104,14 +105,12 @@ def test_the_text_is_as_it_was(name: str, golden: Callable[[str, str], None]) ->
         assert assemble(text, arch).registers > 0
 
 
-@pytest.mark.parametrize("arch", ARCHITECTURES)
-@pytest.mark.parametrize("name", LADDER)
+@pytest.mark.parametrize(("name", "arch"), by_turns(LADDER, ARCHITECTURES))
 def test_the_ladder_assembles(name: str, arch: str) -> None:
     assert assemble(emit(simt(dict(LADDER[name])), arch), arch).registers > 0
 
 
-@pytest.mark.parametrize("arch", ARCHITECTURES)
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize(("name", "arch"), by_turns(VARIANTS, ARCHITECTURES))
 def test_every_variant_assembles(name: str, arch: str) -> None:
     program = simt(*VARIANTS[name])
     assert assemble(emit(program, arch), arch).registers > 0

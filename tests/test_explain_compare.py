@@ -25,7 +25,7 @@ from tinygpu.search.explain.mends import duration
 
 @pytest.mark.parametrize(
     ("one", "two", "winner"),
-    [("naive", "multi-stage", "B"), ("shared", "tuned", "B"), ("tuned", "multi-stage", "neither")],
+    [("naive", "coalesced", "B"), ("shared", "tuned", "B"), ("tuned", "multi-stage", "neither")],
 )
 def test_contributions_sum_and_every_step_is_legal(one: str, two: str, winner: str) -> None:
     """The walk meets legal schedules only, changes what differs once, and arrives."""
