@@ -74,7 +74,7 @@ def test_pingpong_is_clean_however_many_products_are_in_flight(in_flight: int, k
 
 
 @given(st.data())
-@settings(max_examples=12)
+@settings(max_examples=draws(4, 12))
 def test_any_small_schedule_that_its_machine_allows_is_clean(data: st.DataObject) -> None:
     """At reduced sizes, which TMA can take, whatever is chosen."""
 

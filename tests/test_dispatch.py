@@ -26,6 +26,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
+from tests.sample import draws
 from tests.test_bad_input import complaint, tree_of
 from tinygpu.cli import app, dispatching
 from tinygpu.cli.dispatching import (
@@ -591,7 +592,7 @@ def groups(shapes: Sequence[Shape]) -> dict[tuple[int, ...], list[int]]:
     return found
 
 
-@settings(max_examples=60)
+@settings(max_examples=draws(24, 60))
 @given(cases(), st.sampled_from(AIMS), st.integers(0, 3))
 def test_a_table_serves_its_shapes_as_was_chosen(
     case: tuple[list[Shape], Times, list[int]], aim: str, seed: int

@@ -96,7 +96,7 @@ def test_a_limit_that_ptxas_confirms() -> None:
     assert (program.threads, register_limit(program, H200)) == (64, 168)
 
 
-@settings(max_examples=40)
+@settings(max_examples=draws(16, 40))
 @given(DRAWN)
 def test_spills_are_what_exceeds_the_limit(case: Case) -> None:
     """A spill is predicted exactly if the estimate is over the limit, by the spill estimate."""

@@ -280,7 +280,7 @@ def test_a_value_that_is_fixed_twice_is_counted_once() -> None:
     assert (space.raw, space.count(), len(set(space))) == (2, 2, 2)
 
 
-@settings(max_examples=60)
+@settings(max_examples=draws(24, 60))
 @given(st.data())
 def test_sums_of_products_against_brute_force(data: st.DataObject) -> None:
     lengths = tuple(data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=5)))
