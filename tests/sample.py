@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import cycle, islice, product
 from typing import TypeVar
 
-__all__ = ["SOAK", "by_turns", "draws", "some"]
+__all__ = ["SHARED", "SOAK", "by_turns", "draws", "some"]
 
 SOAK = bool(os.environ.get("SOAK"))
+SHARED: Mapping[str, str] = {} if SOAK else {"a_from": "smem", "b_from": "smem", "edges": "guard"}
+"""Decisions of ``simt``, made in a part of its space; at a soak none."""
 S = TypeVar("S")
 T = TypeVar("T")
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from tests.ptx_runs import unchecked as emit
-from tests.sample import by_turns
+from tests.sample import SHARED, by_turns
 from tinygpu.codegen.emit import signature
 from tinygpu.codegen.run.assemble import assemble
 from tinygpu.codegen.run.interpretation import interpret
@@ -131,7 +131,12 @@ def test_every_layout_assembles(layout: str) -> None:
 def test_legal_schedules_assemble() -> None:
     """Whatever the space holds, not only what somebody thought of."""
     problem = Problem.of(matmul(), m=256, n=256, k=256)
-    fixed = {"thread_m": (1, 2, 4), "thread_n": (1, 2, 4), "tile_k": (4, 8, 16)}
+    fixed: dict[str, Any] = {
+        **SHARED,
+        "thread_m": (1, 2, 4),
+        "thread_n": (1, 2, 4),
+        "tile_k": (4, 8, 16),
+    }
     space = Space(Simt(), problem, load_device("h200"), fixed=fixed)
     for schedule in space.sample(np.random.default_rng(0), 12):
         program = schedule.program(Simt(), problem.operation)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.registers import Case, case_of, confusion, draw, fitted, program_of, truth
-from tests.sample import SOAK, draws
+from tests.sample import SHARED, draws
 from tinygpu.devices.device import load_device
 from tinygpu.machines.simt import LADDER, Simt
 from tinygpu.search.time.cost import cost, features
@@ -26,19 +26,18 @@ from tinygpu.search.time.registers import (
     spill_estimate,
     used_estimate,
 )
-from tinygpu.term.machine import Chosen, Value
+from tinygpu.term.machine import Chosen
 from tinygpu.term.operation import matmul
 from tinygpu.term.schedule import to_json
 
 H200 = load_device("h200")
 RESULTS = Path(__file__).parent.parent / "benchmarks" / "results" / "registers.json"
-SHARED: dict[str, Value] = {"a_from": "smem", "b_from": "smem", "edges": "guard"}
 
 
 @cache
 def cases() -> list[Case]:
     """Schedules that the fit has not seen; at a soak of the whole space."""
-    return draw(11, 3, 150, None if SOAK else SHARED)
+    return draw(11, 3, 150, SHARED)
 
 
 DRAWN = st.deferred(lambda: st.sampled_from(cases()))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
-from tests.sample import SOAK, draws
+from tests.sample import SHARED, draws
 from tinygpu.cli import app
 from tinygpu.cli.given import in_order
 from tinygpu.codegen.emit import emit
@@ -36,9 +36,7 @@ CASES: Mapping[str, tuple[Operation, str, str, str]] = {
 """An operation with f32 sums, a device, an architecture, and the decision that shares out k."""
 
 
-SHARED: dict[str, dict[str, object]] = {name: {} for name in CASES}
-if not SOAK:
-    SHARED["simt"] = {"a_from": "smem", "b_from": "smem", "edges": "guard"}
+PART: dict[str, Mapping[str, object]] = {"simt": SHARED}
 
 
 def result(name: str, schedule: Schedule, sizes: Mapping[str, int] = SIZES) -> np.ndarray:
@@ -57,7 +55,7 @@ def result(name: str, schedule: Schedule, sizes: Mapping[str, int] = SIZES) -> n
 
 def drawn(name: str, fixed: Mapping[str, object], count: int) -> list[Schedule]:
     operation, device, _, _ = CASES[name]
-    values = {decision: (value,) for decision, value in (SHARED[name] | dict(fixed)).items()}
+    values = {decision: (value,) for decision, value in {**PART.get(name, {}), **fixed}.items()}
     space = Space(MACHINES[name], Problem.of(operation, **SIZES), load_device(device), fixed=values)  # type: ignore[arg-type]
     return list(space.sample(np.random.default_rng(1), count))
 

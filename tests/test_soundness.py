@@ -25,7 +25,7 @@ from tests.async_protocols import BY_THREAD, DOUBLE, HELD, MINE, TILE, by_hand
 from tests.blackwell_terms import small as blackwell_small
 from tests.hopper_terms import rewritten, term
 from tests.mutants import rewritten as with_buffer
-from tests.sample import SOAK, draws
+from tests.sample import SHARED, draws
 from tests.small_programs import LEAVE, ZERO, at, get, put, small
 from tinygpu.cli import app
 from tinygpu.devices.device import load_device
@@ -692,7 +692,7 @@ def test_what_machines_build_is_proved(name: str) -> None:
             machine.check(operation)
             sizes = {axis: 128 if axis in "de" else 4096 for axis in operation.axes}
             sizes |= {axis: 2 for axis in "lhg" if axis in sizes and operation.name == "attention"}
-            fixed = {"a_from": "smem", "edges": "guard"} if name == "simt" and not SOAK else {}
+            fixed = SHARED if name == "simt" else {}
             space = Space(machine, Problem.of(operation, **sizes), device, fixed=fixed)
             drawn = space.sample(np.random.default_rng(12), draws(1, 3))
         except TinyGpuError:
