@@ -1,8 +1,8 @@
 # make demo: search, explain, emit and check kernels of a real model; leaves report/.
-# make test: format check, lint, strict types, all tests.
+# make test: format check, lint, strict types, all tests, of large corpora a part.
 # make docs: the documentation as a site, in build/site.
-# make soak: the judge against the interpreter on 9,000 mutants, kernels against the PTX
-# interpreter; goes on where it was cut.
+# make soak: the tests with all of their corpora, the judge against the interpreter on 9,000
+# mutants, kernels against the PTX interpreter; the last two go on where they were cut.
 # All need Python 3.11 to 3.13 and make, nothing else. PYTHON=... picks an interpreter.
 
 VENV := .venv
@@ -11,6 +11,9 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 # With an NVIDIA driver the demo also measures, so it installs CuPy; `make GPU= demo` does not.
 GPU := $(shell command -v nvidia-smi)
+
+# Tests start many commands: each would compile all modules anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test docs soak format clean
 .DEFAULT_GOAL := demo
@@ -29,6 +32,7 @@ docs: $(VENV)/.installed-docs
 	@echo "the documentation: build/site/index.html"
 
 soak: $(VENV)/.installed-dev
+	SOAK=1 $(BIN)/pytest -n 2 --dist worksteal
 	$(BIN)/python -m benchmarks.async_corpus
 	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m benchmarks.tcgen05_corpus --jobs 2
 

@@ -45,6 +45,7 @@ from tinygpu.machines.simt import Simt
 from tinygpu.search.time.register_quantities import KINDS, quantities
 from tinygpu.search.time.registers import register_estimate, register_limit, used_estimate
 from tinygpu.space.space import Space
+from tinygpu.term.machine import Value
 from tinygpu.term.operation import Problem, matmul
 from tinygpu.term.program import Program
 from tinygpu.term.schedule import Schedule, from_json, to_json
@@ -76,8 +77,13 @@ SLACK, SLACK_REGISTERS = 0.06, 16  # how blurred a limit is: a share of it and s
 RIDGE, RIDGE_KIND = 1e-5, 1e-3  # towards 0 for all kinds of arithmetic, towards all for each
 
 
-def draw(seed: int, shapes: int, count: int) -> list[Case]:
-    """Return ``count`` legal schedules, an equal share for each of random shapes."""
+def draw(
+    seed: int, shapes: int, count: int, fixed: Mapping[str, Value] | None = None
+) -> list[Case]:
+    """Return ``count`` legal schedules, an equal share for each of random shapes.
+
+    ``fixed``: decisions that all of them share.
+    """
     rng, device = np.random.default_rng(seed), load_device("h200")
     found: list[list[Case]] = []
     while len(found) < shapes:
@@ -85,7 +91,7 @@ def draw(seed: int, shapes: int, count: int) -> list[Case]:
         ragged = len(found) // len(DTYPES) % 5 < 3
         m, n, k = rng.integers(1, 301, 3) if ragged else 64 * rng.integers(1, 17, 3)
         problem = Problem.of(matmul(dtype, output), m=int(m), n=int(n), k=int(k))
-        space = Space(Simt(), problem, device)
+        space = Space(Simt(), problem, device, fixed=fixed or {})
         if space.count() >= count // shapes:
             found.append([(problem, s) for s in space.sample(rng, count // shapes)])
     return [case for cases in found for case in cases]

@@ -13,6 +13,7 @@ import pytest
 from tests.ampere_terms import changed, of_read, statements, term
 from tests.hopper_terms import H200, LARGE, LAYOUTS, broken, dos
 from tests.mutants import mutants
+from tests.sample import by_turns, some
 from tinygpu.codegen.emit import emit
 from tinygpu.codegen.rules.mma_sync import rows_of
 from tinygpu.codegen.run.assemble import assemble
@@ -52,11 +53,16 @@ NARROW: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(
-    ("name", "dtype"), [*((n, "bf16") for n in STARTS), ("plain", "tf32"), ("lines", "tf32")]
+    ("name", "dtype", "layout"),
+    [
+        (*of, layout)
+        for of, layout in by_turns(
+            [*((n, "bf16") for n in STARTS), ("plain", "tf32"), ("lines", "tf32")], LAYOUTS
+        )
+    ],
 )
-def test_starts_are_legal_and_mean_the_product(name: str, layout: str, dtype: str) -> None:
+def test_starts_are_legal_and_mean_the_product(name: str, dtype: str, layout: str) -> None:
     problem = Problem.of(term(name, layout, dtype).operation, **LARGE)
     chosen = {**STARTS[name]}
     if dtype == "tf32":  # half as many numbers in the same bytes
@@ -194,13 +200,13 @@ def test_what_the_interpreter_sees_of_mutants_the_graph_rejects(name: str) -> No
     sizes = {"m": 32, "n": 40, "k": 72 if name == "plain" else 264}
     among = {"race", "deadlock", "stale", "unwaited"}
     seen, missed = 0, []
-    for mutant, wrong in mutants(program):
+    for mutant, wrong in some(mutants(program), 3):
         kinds = {f.kind for f in check(wrong, sizes, seeds=(0,))} & among
         seen += bool(kinds)
         if kinds and verdict(wrong).legal:
             missed.append((mutant, sorted(kinds)))
     assert not missed
-    assert seen > 5
+    assert seen > 3
 
 
 @pytest.mark.parametrize("name", NARROW)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from benchmarks.attention_mutants import bases, drawn_mutants, judged, ordering, ran
 from tests.hopper_terms import rewritten
+from tests.sample import by_turns, draws
 from tinygpu.codegen.emit import emit
 from tinygpu.codegen.run.assemble import assemble
 from tinygpu.codegen.run.interpretation import interpret
@@ -74,8 +75,9 @@ def test_named_points_are_legal_and_covered(start: str, mask: str) -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("mask", ["none", "causal"])
-@pytest.mark.parametrize("start", ["fa2", "meet once", "queries held"])
+@pytest.mark.parametrize(
+    ("start", "mask"), by_turns(["fa2", "meet once", "queries held"], ["causal", "none"])
+)
 def test_it_computes_attention(start: str, mask: str) -> None:
     program = term(mask, start, warps=1 if mask == "none" else 2)
     found = computes(program)
@@ -83,8 +85,7 @@ def test_it_computes_attention(start: str, mask: str) -> None:
     assert "mask cover proved for every m, n" in str(found)
 
 
-@pytest.mark.parametrize("case", SIZES)
-@pytest.mark.parametrize("mask", ["none", "causal"])
+@pytest.mark.parametrize(("case", "mask"), by_turns(SIZES, ["none", "causal"]))
 def test_its_ptx_is_right(mask: str, case: str) -> None:
     for start, dtype in (("fa2", "bf16"), ("queries held", "f16")):
         if STARTS[start]["edges"] == "exact" and sizes(case)["d"] != SMALL["depth"]:
@@ -93,7 +94,7 @@ def test_its_ptx_is_right(mask: str, case: str) -> None:
         assert run.right, run
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=draws(3, 8), deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from(["none", "causal"]), st.sampled_from([*SIZES]))
 def test_drawn_schedules_are_legal_and_right(seed: int, mask: str, case: str) -> None:
     """What the laws allow is proved by the judge, covers its mask, and runs right."""

@@ -10,6 +10,7 @@ import pytest
 
 from tests.ptx_runs import run_matmul
 from tests.ptx_runs import unchecked as emit
+from tests.sample import by_turns
 from tinygpu.codegen.kernel.kernel import KernelCode
 from tinygpu.codegen.kernel.scope import Scope
 from tinygpu.codegen.run.assemble import assemble
@@ -38,8 +39,7 @@ def run(program: Program, sizes: dict[str, int], completion: str = "late", text:
     return outcome.right and outcome.report.findings == ()
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("name", [n for n in STARTS if n != "exact"])
+@pytest.mark.parametrize(("name", "layout"), by_turns([n for n in STARTS if n != "exact"], LAYOUTS))
 def test_the_code_of_every_start_multiplies(name: str, layout: str) -> None:
     """Ragged sizes, all layouts: what is outside counts as 0 and is not stored."""
     sizes = {"m": 72, "n": 104, "k": 200}

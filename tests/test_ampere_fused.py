@@ -12,6 +12,7 @@ import pytest
 from benchmarks.interpreter_agreement import Data, run
 from tests.hopper_terms import H200, LARGE, broken
 from tests.ptx_runs import unchecked as emit
+from tests.sample import by_turns
 from tinygpu.codegen.run.assemble import assemble
 from tinygpu.errors import OperationError
 from tinygpu.legality.concurrency.judge import verdict
@@ -66,9 +67,10 @@ def test_it_is_legal_and_means_the_operation(fused: str, point: str) -> None:
     assert check(program, {"m": 72, "n": n, "k": 176}, seeds=(0,)) == ()
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "f16", "tf32"])
-@pytest.mark.parametrize("fused", FUSED)
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize(
+    ("point", "fused", "dtype"),
+    [(*of, dtype) for of, dtype in by_turns(choices(POINTS, FUSED), ["bf16", "f16", "tf32"])],
+)
 def test_its_code_computes_it(fused: str, dtype: str, point: str) -> None:
     operation = operation_of(fused, dtype, "nn" if point == "odd" else "nt")
     n = 104 if point != "odd" or dtype == "tf32" else 96

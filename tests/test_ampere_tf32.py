@@ -12,6 +12,7 @@ import pytest
 from tests.ampere_terms import changed, of_read, statements, term
 from tests.hopper_terms import LARGE, LAYOUTS, broken, dos
 from tests.ptx_runs import run_matmul
+from tests.sample import by_turns
 from tinygpu.codegen.emit import emit
 from tinygpu.codegen.run.assemble import assemble
 from tinygpu.devices.device import load_device
@@ -110,8 +111,9 @@ def test_tf32_takes_twice_the_time_of_the_tensor_cores() -> None:
     assert turned.parts["issue"] > tf32.parts["issue"]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("name", ["plain", "deep", "lines", "parts of k"])
+@pytest.mark.parametrize(
+    ("name", "layout"), by_turns(["plain", "deep", "lines", "parts of k"], LAYOUTS)
+)
 def test_tf32(name: str, layout: str) -> None:
     """What runs along k comes through ldmatrix, the rest number by number; the code assembles."""
     program = term(name, layout, "tf32", **SMALL)

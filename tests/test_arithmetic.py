@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.sample import draws
 from tinygpu.errors import ProgramError
 from tinygpu.isa.instructions import INSTRUCTIONS
 from tinygpu.meaning.interpret import interpret
@@ -81,7 +82,7 @@ def result(expression: Expression, x: Any, r: Any, a: float, dtype: str = "f64")
     return interpret(program, sizes, {"x": x, "r": r}, scalars={"a": a}).outputs["y"]
 
 
-@settings(max_examples=60)
+@settings(max_examples=draws(24, 60))
 @given(expression=st.recursive(leaves(), combine, max_leaves=8), seed=st.integers(0, 99))
 def test_statements_compute_what_the_expression_means(expression: Expression, seed: int) -> None:
     """The statements' results are the expression's, bit by bit in float64."""
@@ -92,7 +93,7 @@ def test_statements_compute_what_the_expression_means(expression: Expression, se
     np.testing.assert_array_equal(got, np.broadcast_to(meant, x.shape))
 
 
-@settings(max_examples=60)
+@settings(max_examples=draws(24, 60))
 @given(expression=st.recursive(leaves(), special, max_leaves=8), seed=st.integers(0, 99))
 def test_statements_in_f32_round_at_each_operator(expression: Expression, seed: int) -> None:
     """To first order the result is off by at most u times what ``rounded`` says."""

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from tests.sample import by_turns, draws
 from tinygpu.machines.hopper import STARTS, Hopper
 from tinygpu.meaning.interpret import check, interpret, reduced
 from tinygpu.term.machine import Chosen
@@ -38,8 +39,7 @@ def allowed(point: dict[str, Any], layout: str, output: str | None = None) -> bo
     return all(r.holds for r in Hopper().requires(matmul("bf16", output, layout), Chosen(point)))
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.parametrize(("start", "layout"), by_turns(STARTS, LAYOUTS))
 def test_every_start_is_right_on_ragged_sizes(start: str, layout: str) -> None:
     """The result is NumPy's, and nothing is found; contiguous extents are multiples of 8."""
     point = dict(STARTS[start])
@@ -57,7 +57,7 @@ def test_every_start_is_right_on_ragged_sizes(start: str, layout: str) -> None:
     np.testing.assert_allclose(result.outputs["c"].astype(np.float64), exact, rtol=2.0**-8)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(draws(2, 4)))
 @pytest.mark.parametrize(("cluster_m", "cluster_n"), [(2, 1), (1, 2), (2, 2)])
 def test_clusters_are_clean(cluster_m: int, cluster_n: int, seed: int) -> None:
     """CTAs send each other tiles; the last clusters stick out of c in both directions."""
@@ -65,8 +65,7 @@ def test_clusters_are_clean(cluster_m: int, cluster_n: int, seed: int) -> None:
     assert check(hopper(point), {"m": 264, "n": 72, "k": 136}, seeds=(seed,)) == ()
 
 
-@pytest.mark.parametrize("in_flight", [0, 1, 2])
-@pytest.mark.parametrize("k", [8, 64, 72, 264])
+@pytest.mark.parametrize(("in_flight", "k"), by_turns([0, 1, 2], [8, 64, 72, 264]))
 def test_pingpong_is_clean_however_many_products_are_in_flight(in_flight: int, k: int) -> None:
     """From one trip, fewer than products in flight, to more than there are stages."""
     program = hopper({**TURNS, "in_flight": in_flight})
@@ -75,7 +74,7 @@ def test_pingpong_is_clean_however_many_products_are_in_flight(in_flight: int, k
 
 
 @given(st.data())
-@settings(max_examples=12)
+@settings(max_examples=draws(4, 12))
 def test_any_small_schedule_that_its_machine_allows_is_clean(data: st.DataObject) -> None:
     """At reduced sizes, which TMA can take, whatever is chosen."""
 

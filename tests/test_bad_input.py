@@ -22,6 +22,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from tests.sample import draws
 from tinygpu.cli import app
 from tinygpu.codegen.run.doctor import how_to_install
 from tinygpu.devices.device import DEVICES, load_device
@@ -105,7 +106,8 @@ def tree_of(folder: Path) -> dict[str, bytes]:
     files = (path for path in folder.rglob("*") if path.is_file() or path.is_symlink())
     kept = {str(p.relative_to(folder)): p.read_bytes() for p in files}
     folders = {str(p.relative_to(folder)) + "/": b"" for p in folder.rglob("*") if p.is_dir()}
-    return {n: d for n, d in (kept | folders).items() if not n.startswith("cache")}
+    ours = (kept | folders).items()
+    return {n: d for n, d in ours if not n.startswith(("cache", "__pycache__"))}
 
 
 def complaint(words: list[str]) -> str:
@@ -721,7 +723,7 @@ def test_any_json_is_no_schedule(tree: Any) -> None:
         assert "\n" not in str(error.value)
 
 
-@settings(suppress_health_check=SLOW, max_examples=200)
+@settings(suppress_health_check=SLOW, max_examples=draws(80, 200))
 @given(st.data())
 def test_a_changed_schedule_is_read_or_refused(data: st.DataObject) -> None:
     """What is read can also be judged and written again."""
@@ -734,7 +736,7 @@ def test_a_changed_schedule_is_read_or_refused(data: st.DataObject) -> None:
     check_schedule(schedule, machine, problem, load_device("h200"))
 
 
-@settings(suppress_health_check=SLOW, max_examples=200)
+@settings(suppress_health_check=SLOW, max_examples=draws(80, 200))
 @given(st.data())
 def test_a_changed_device_is_read_or_refused(data: st.DataObject) -> None:
     """What is read gives schedules a time, without a warning."""
@@ -761,7 +763,9 @@ WORD = st.text(
 ).filter(lambda word: not word.startswith("-"))
 
 
-@settings(suppress_health_check=[*SLOW, HealthCheck.function_scoped_fixture], max_examples=50)
+@settings(
+    suppress_health_check=[*SLOW, HealthCheck.function_scoped_fixture], max_examples=draws(20, 50)
+)
 @given(WORD, st.sampled_from(("--fix", "--machine", "--dtype", "--layout", "--device", "-m")))
 @pytest.mark.usefixtures("folder")
 def test_any_word_as_an_option(word: str, option: str) -> None:

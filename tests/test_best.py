@@ -21,13 +21,13 @@ SPACES: list[tuple[tuple[int, int, int], dict[str, Any]]] = [
     (
         (512, 384, 256),
         {**LADDER["multi-stage"], "tile_m": (32, 64, 128), "thread_m": (4, 8), "lanes_m": (2, 4, 8),
-         "tile_k": (8, 16), "issue": (0, 1, 2), "raster": (1, 4), "ctas_per_sm": (1, 2, 3),
-         "pad_a": (0, 4), "order": ("n", "m")},
+         "tile_k": (8, 16), "issue": (0, 1, 2), "raster": (1, 4), "ctas_per_sm": (1, 2),
+         "pad_a": (0, 4)},
     ),
     (
         (1000, 999, 77),
-        {**LADDER["naive"], "tile_m": (8, 16, 32), "tile_n": (32, 64), "lanes_m": (1, 4, 32),
-         "order": ("n", "m"), "addressing": ("pointer", "i32", "i64"), "thread_n": (1, 2),
+        {**LADDER["naive"], "tile_m": (8, 32), "tile_n": (32, 64), "lanes_m": (1, 4, 32),
+         "order": ("n", "m"), "addressing": ("pointer", "i64"), "thread_n": (1, 2),
          "accumulator": ("f32", "f64", "f32+f64"), "edges": ("guard", "return"),
          "split_k": (1, 4), "combine": ("st", "red")},
     ),

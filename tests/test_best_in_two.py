@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests.sample import some
 from tests.test_best import DEVICE, space_of
 from tinygpu.errors import IllegalScheduleError, ProgramError, TinyGpuError
 from tinygpu.machines.hopper import Hopper
@@ -65,7 +66,7 @@ def spaces() -> dict[str, Space]:
     """Spaces whose batches are dealt, and one, the last, that is built in halves."""
     bf16 = Problem.of(matmul("bf16", layout="nt"), m=512, n=512, k=512)
     return {
-        **{f"case {case}": space_of(case) for case in (1, 2)},
+        "case": space_of(2),
         "hopper": Space(Hopper(), bf16, DEVICE, fixed=HOPPER),
         "wide": Space(Simt(), PROBLEM, DEVICE, fixed=WIDE),
     }
@@ -272,7 +273,7 @@ def test_the_second_process_loads_little() -> None:
     assert not {"typer", "rich", "z3", "matplotlib", "cupy"} & set(json.loads(run.stdout))
 
 
-@pytest.mark.parametrize("name", spaces())
+@pytest.mark.parametrize("name", some(spaces(), 2))
 def test_impatience_changes_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where each order is soon given up for another, the best are the same."""
     want = alone(spaces()[name], 9)

@@ -16,6 +16,7 @@ import pytest
 from tests.blackwell_terms import B200, LAYOUTS, broken, built, small
 from tests.hopper_terms import rewritten
 from tests.ptx_runs import run_matmul, unchecked
+from tests.sample import by_turns
 from tinygpu.codegen.emit import emit
 from tinygpu.codegen.run.assemble import assemble
 from tinygpu.isa.instructions import INSTRUCTIONS
@@ -30,16 +31,14 @@ from tinygpu.term.program import Access, Arrive, Do, Fence, Program, Statement, 
 SIZES = {"m": 200, "n": 72, "k": 136}
 
 
-@pytest.mark.parametrize("completion", ["late", "random"])
-@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.parametrize(("start", "completion"), by_turns(STARTS, ["late", "random"]))
 def test_code_is_right_whenever_things_complete(start: str, completion: str) -> None:
     outcome = run_matmul(small(start), SIZES, arch="sm_100a", clusters=2, completion=completion)
     assert outcome.right
     assert outcome.report.findings == ()
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("start", ["small", "narrow pair", "pair"])
+@pytest.mark.parametrize(("start", "layout"), by_turns(["small", "narrow pair", "pair"], LAYOUTS))
 def test_code_of_every_layout_is_right(start: str, layout: str) -> None:
     program = built({**STARTS[start], "stages": 2}, layout)
     outcome = run_matmul(program, {"m": 136, "n": 136, "k": 72}, arch="sm_100a", clusters=2)
@@ -54,9 +53,15 @@ def test_a_term_and_its_code_compute_the_same() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "tile_k", "k"), [("e4m3", 128, 208), ("e5m2", 128, 208), ("tf32", 32, 76)]
+    ("start", "dtype", "tile_k", "k"),
+    [
+        (start, *of)
+        for start, of in by_turns(
+            ["small", "tma store", "pair"],
+            [("e4m3", 128, 208), ("e5m2", 128, 208), ("tf32", 32, 76)],
+        )
+    ],
 )
-@pytest.mark.parametrize("start", ["small", "tma store", "pair"])
 def test_other_types_are_right(start: str, dtype: str, tile_k: int, k: int) -> None:
     """32 or 8 steps of k a product, by the term's interpreter and by the code's."""
     values = {**STARTS[start], "tile_k": tile_k, "stages": 2, "tile_n": 32, "store_n": 16}

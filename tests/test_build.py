@@ -21,7 +21,7 @@ ARCH = "sm_90a"
 
 
 def _terms() -> list[Program]:
-    return [Simt().program(matmul("f32"), Chosen(values)) for values in LADDER.values()]
+    return [Simt().program(matmul("f32"), Chosen(values)) for values in [*LADDER.values()][:5]]
 
 
 def _wanted(terms: list[Program]) -> list[tuple[Program, str, None]]:

@@ -22,6 +22,7 @@ from examples.rmsnorm import RMSNorm
 from examples.softmax import Softmax
 from examples.transpose import TRANSPOSE, Transpose
 from tests.ptx_runs import unchecked as emit
+from tests.sample import draws
 from tinygpu import MACHINES, Machine, Operation, Problem, Schedule, Space, load_device
 from tinygpu.codegen.run.interpretation import interpret
 from tinygpu.errors import MachineError, ProgramError
@@ -224,7 +225,7 @@ def patterns(draw: st.DrawFn) -> tuple[list[tuple[str, str, int]], str]:
     return digits, f"i = (block {' '.join(order)})"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=draws(24, 60), deadline=None)
 @given(patterns())
 def test_a_pattern_is_a_number_in_mixed_radix(case: tuple[list[tuple[str, str, int]], str]) -> None:
     """Each (thread, value) of the access touches the element that enumerating the digits says."""

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.sample import draws
 from tests.test_builder import told
 from tinygpu.isa.fragment import FRAGMENTS
 from tinygpu.isa.memory import DTYPES
@@ -166,7 +167,7 @@ def test_each_goes_through_a_digit_of_values(added: bool) -> None:
     assert check(program, {"i": 500}) == ()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=draws(16, 40), deadline=None)
 @given(st.data())
 def test_a_tile_is_dealt_out_once(data: st.DataObject) -> None:
     """Each element has one thread and value, and a warp's threads lie side by side."""

@@ -28,6 +28,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.fake_gpu import Array, CupyArray, Gpu, installed
+from tests.sample import draws
 from tests.test_bad_input import JSON, mutated
 from tinygpu.codegen.run import bundle as writing
 from tinygpu.codegen.run.arguments import contract_of
@@ -322,7 +323,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes]:
     return path, path.read_bytes()
 
 
-@settings(max_examples=50)
+@settings(max_examples=draws(20, 50))
 @given(st.data())
 def test_an_altered_zip_is_read_the_same_or_refused(
     packed: tuple[Path, bytes], data: st.DataObject
@@ -398,7 +399,7 @@ def test_what_is_no_bundle(folder: Path, tmp_path: Path) -> None:
     assert "no rule 'fastest'; known are 'measured', 'intervals', 'first call'" in said
 
 
-@settings(max_examples=50)
+@settings(max_examples=draws(20, 50))
 @given(st.data())
 def test_a_changed_manifest_is_refused(packed: tuple[Path, bytes], data: st.DataObject) -> None:
     """Whatever part of it is taken out, changed or put elsewhere: its hash says so."""
@@ -409,7 +410,7 @@ def test_a_changed_manifest_is_refused(packed: tuple[Path, bytes], data: st.Data
     assert reads_the_same(folder) == (json.dumps(changed) == json.dumps(tree))
 
 
-@settings(max_examples=80)
+@settings(max_examples=draws(32, 80))
 @given(st.data())
 @example(None)
 def test_a_changed_manifest_with_its_hash_is_read_or_refused(

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks import calibrated, tables
+from tests.sample import some
 from tinygpu.codegen.emulator import Memory, Module, Report, launch
 from tinygpu.codegen.run.assemble import assemble
 from tinygpu.codegen.run.calibrate import (
@@ -105,8 +106,8 @@ def work_in(kernel: Microkernel, text: str) -> int:
 
 @pytest.mark.parametrize(
     ("name", "arch"),
-    [(n, a) for n in ALL for a in ("sm_80", "sm_90a", "sm_120") if runs_on(n, a)]
-    + [(n, a) for n in BESIDE for a in ("sm_86", "sm_100a") if runs_on(n, a)],
+    some(((n, a) for n in ALL for a in ("sm_80", "sm_90a", "sm_120") if runs_on(n, a)), 2)
+    + some(((n, a) for n in BESIDE for a in ("sm_86", "sm_100a") if runs_on(n, a)), 2),
 )
 def test_assembles_and_keeps_its_loop(name: str, arch: str) -> None:
     """ptxas takes every micro-kernel without spills, and removes none of its instructions."""

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
+from tests.sample import some
 from tinygpu.cli import app, calibrating
 from tinygpu.cli.calibrating import FITTED_NUMBERS, Group, Timed, groups_of, refined, timings
 from tinygpu.codegen.run import calibrate, launch
@@ -70,10 +71,13 @@ def timed(truth: Device, noise: float = 0.0) -> list[Timed]:
 
 @pytest.mark.parametrize(
     ("name", "machines"),
-    [
-        ("h100", {"simt", "ampere", "hopper", "elementwise", "rows"}),
-        ("rtx4090", {"simt", "ampere", "elementwise", "rows"}),
-    ],
+    some(
+        [
+            ("h100", {"simt", "ampere", "hopper", "elementwise", "rows"}),
+            ("rtx4090", {"simt", "ampere", "elementwise", "rows"}),
+        ],
+        2,
+    ),
 )
 def test_what_is_drawn_is_legal_and_of_every_machine_that_runs(
     name: str, machines: set[str]

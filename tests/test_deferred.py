@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.sample import draws
 from tinygpu.devices.device import load_device
 from tinygpu.machines.simt import LADDER, Simt
 from tinygpu.search.time import deferred
@@ -56,7 +57,7 @@ def expressions(draw: st.DrawFn) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("most", [1, 6, 1 << 15], ids=["points", "both", "tables"])
-@settings(max_examples=60)
+@settings(max_examples=draws(24, 60))
 @given(st.data())
 def test_deferred_arithmetic_and_its_bounds(most: int, data: st.DataObject) -> None:
     """Whatever is made as a table; bounds over any open axes, none of them looser than needed."""

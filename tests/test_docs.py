@@ -7,6 +7,7 @@ import doctest
 import json
 import math
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,6 +16,7 @@ import typer
 
 from benchmarks import tables
 from tests import pages
+from tests.sample import SOAK
 from tinygpu.cli import app
 
 ROOT = Path(__file__).parent.parent
@@ -34,6 +36,7 @@ def headings(page: Path) -> set[str]:
     return set(re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE))
 
 
+@cache
 def names_of_tests() -> dict[str, set[str]]:
     found = {}
     for path in sorted((ROOT / "tests").glob("test_*.py")):
@@ -96,6 +99,8 @@ def pages_run_together() -> dict[str, list[Path]]:
 
 NAVIGATION = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
 RUN_TOGETHER = pages_run_together()
+LONG = {"tutorial", "ask", "dispatch", "nothing-legal"}
+"""Pages of many searches, run at a soak; tests of the commands have cases of the same kinds."""
 
 
 @pytest.mark.parametrize("name", RUN_TOGETHER)
@@ -103,10 +108,13 @@ def test_what_a_page_runs_prints_what_it_says(
     name: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     """Programs and commands run in one folder, in the order of the page; --update-golden writes."""
+    update = request.config.getoption("--update-golden")
+    if name in LONG and not (SOAK or update):
+        pytest.skip("make soak")
     for page in RUN_TOGETHER[name]:
         text = page.read_text(encoding="utf-8")
         true = pages.true_page(text, tmp_path)
-        if request.config.getoption("--update-golden"):
+        if update:
             page.write_text(true, encoding="utf-8")
         else:
             assert text == true, f"pytest tests/test_docs.py --update-golden renews {page.name}"

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from tests.ptx_runs import unchecked as emit
+from tests.sample import SHARED, by_turns
 from tinygpu.codegen.emit import signature
 from tinygpu.codegen.run.assemble import assemble
 from tinygpu.codegen.run.interpretation import interpret
@@ -104,14 +105,12 @@ def test_the_text_is_as_it_was(name: str, golden: Callable[[str, str], None]) ->
         assert assemble(text, arch).registers > 0
 
 
-@pytest.mark.parametrize("arch", ARCHITECTURES)
-@pytest.mark.parametrize("name", LADDER)
+@pytest.mark.parametrize(("name", "arch"), by_turns(LADDER, ARCHITECTURES))
 def test_the_ladder_assembles(name: str, arch: str) -> None:
     assert assemble(emit(simt(dict(LADDER[name])), arch), arch).registers > 0
 
 
-@pytest.mark.parametrize("arch", ARCHITECTURES)
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize(("name", "arch"), by_turns(VARIANTS, ARCHITECTURES))
 def test_every_variant_assembles(name: str, arch: str) -> None:
     program = simt(*VARIANTS[name])
     assert assemble(emit(program, arch), arch).registers > 0
@@ -132,7 +131,12 @@ def test_every_layout_assembles(layout: str) -> None:
 def test_legal_schedules_assemble() -> None:
     """Whatever the space holds, not only what somebody thought of."""
     problem = Problem.of(matmul(), m=256, n=256, k=256)
-    fixed = {"thread_m": (1, 2, 4), "thread_n": (1, 2, 4), "tile_k": (4, 8, 16)}
+    fixed: dict[str, Any] = {
+        **SHARED,
+        "thread_m": (1, 2, 4),
+        "thread_n": (1, 2, 4),
+        "tile_k": (4, 8, 16),
+    }
     space = Space(Simt(), problem, load_device("h200"), fixed=fixed)
     for schedule in space.sample(np.random.default_rng(0), 12):
         program = schedule.program(Simt(), problem.operation)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.ptx_runs import unchecked as emit
+from tests.sample import by_turns
 from tinygpu.codegen.run.assemble import assemble
 from tinygpu.errors import ProgramError
 from tinygpu.isa.instructions import INSTRUCTIONS
@@ -122,8 +123,7 @@ LEGAL: dict[str, tuple[Statement, ...]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_120"])
-@pytest.mark.parametrize("name", LEGAL)
+@pytest.mark.parametrize(("name", "arch"), by_turns(LEGAL, ["sm_80", "sm_90a", "sm_120"]))
 def test_programs_by_hand_assemble(name: str, arch: str) -> None:
     """The walk knows terms, not machines; every way to make addresses."""
     for addressing in ("pointer", "i32", "i64"):

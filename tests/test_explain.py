@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.sample import draws, some
 from tinygpu.devices.device import Device, load_device
 from tinygpu.errors import IllegalScheduleError
 from tinygpu.legality.laws import check_schedule
@@ -83,7 +84,7 @@ SIZES = st.builds(
 )
 
 
-@settings(max_examples=15)
+@settings(max_examples=draws(6, 15))
 @given(schedule=LEGAL, problem=SIZES)
 def test_a_cause_removed_never_costs_time(schedule: Schedule, problem: Problem) -> None:
     """Time is monotone in what a mend lowers: each cause and each place of it saves 0 or more."""
@@ -95,7 +96,7 @@ def test_a_cause_removed_never_costs_time(schedule: Schedule, problem: Problem) 
     assert all(e >= 0 for e in excesses(view).values())
 
 
-@settings(max_examples=8)
+@settings(max_examples=draws(4, 8))
 @given(schedule=LEGAL, problem=SIZES)
 def test_causes_removed_one_after_another_sum_to_the_time(
     schedule: Schedule, problem: Problem
@@ -308,7 +309,7 @@ def test_an_instruction_cache_is_a_cause_where_it_is_outgrown() -> None:
     assert excesses(look(rung("tuned")))["instruction cache"] == 0
 
 
-@pytest.mark.parametrize("name", ["naive", "vectorised", "multi-stage"])
+@pytest.mark.parametrize("name", some(["naive", "vectorised", "multi-stage"], 2))
 def test_decisions_are_sorted_by_what_their_legal_values_do(name: str) -> None:
     """Gains, idle and stuck decisions against every single change, tried afresh."""
     schedule, why = rung(name), explained(rung(name))

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.online_rows import C, online, weighted
+from tests.sample import draws
 from tinygpu.isa.algebra import FLOATS
 from tinygpu.machines import MACHINES, simt
 from tinygpu.meaning.exponential_ring import DRAWS, P1, P2, exponential_ring, has_exponential
@@ -141,7 +142,7 @@ def test_a_scale_leaves_the_parentheses(ring: Any, a: int, b: int) -> None:
 
 
 @given(st.integers(1, 4), st.integers(1, 300), st.integers(0, 2**32))
-@settings(max_examples=20)
+@settings(max_examples=draws(8, 20))
 def test_products_of_matrices_are_exact(m: int, k: int, seed: int) -> None:
     random, ring = np.random.default_rng(seed), exponential_ring(0)
     a, b = random.integers(N, size=(m, k)), random.integers(N, size=(k, 3))

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.sample import draws
 from tinygpu.errors import OperationError
 from tinygpu.term.expression import (
     OPERATORS,
@@ -52,7 +53,7 @@ def test_what_is_printed_is_read(expression: Expression) -> None:
     assert parse(str(expression)) == folded(expression)
 
 
-@settings(max_examples=200)
+@settings(max_examples=draws(80, 200))
 @given(EXPRESSIONS, st.integers(0, 2**31))
 def test_rounding_is_bounded(expression: Expression, seed: int) -> None:
     """In fp32 with every result rounded, the error is at most twice u S; of fp64 it is nothing."""

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from tests.hopper_terms import term
 from tests.ptx_threads import Event
+from tests.sample import some
 from tests.term_threads import C, Thread, tiles_of
 from tinygpu.codegen.emit import emit
 from tinygpu.codegen.kernel.scope import value_coordinates
@@ -236,7 +237,7 @@ DIRECT: list[tuple[str, str | None, dict[str, Value]]] = [
 ]
 
 
-@pytest.mark.parametrize(("start", "output", "changes"), DIRECT, ids=str)
+@pytest.mark.parametrize(("start", "output", "changes"), some(DIRECT, 2), ids=str)
 def test_sums_that_go_straight_to_c(
     start: str, output: str | None, changes: dict[str, Value]
 ) -> None:

@@ -16,6 +16,7 @@ from tests.async_mutants import mutants
 from tests.hopper_terms import broken, dos, rebuffered, rewritten
 from tests.ptx_runs import run_matmul
 from tests.ptx_runs import unchecked as emit
+from tests.sample import by_turns, draws
 from tinygpu.errors import MachineError, ProgramError, ScheduleError
 from tinygpu.legality.concurrency.judge import verdict
 from tinygpu.machines.hopper import STARTS, Hopper
@@ -67,7 +68,9 @@ def test_the_term_is_right_at_any_k(name: str) -> None:
     """Also where some of the CTAs have no part of k at all."""
     program = shared(name)
     for seed, k in enumerate(every_k(name)):
-        assert check(program, {"m": 72, "n": 72, "k": k}, seeds=(seed, seed + 5)) == ()
+        assert (
+            check(program, {"m": 72, "n": 72, "k": k}, seeds=(seed, seed + 5)[: draws(1, 2)]) == ()
+        )
 
 
 @pytest.mark.parametrize("name", POINTS)
@@ -79,8 +82,7 @@ def test_it_keeps_all_laws_and_is_proved(name: str) -> None:
         assert found.legal
 
 
-@pytest.mark.parametrize("completion", ["late", "early", "random"])
-@pytest.mark.parametrize("name", POINTS)
+@pytest.mark.parametrize(("name", "completion"), by_turns(POINTS, ["late", "early", "random"]))
 def test_its_code_is_right_at_any_k(name: str, completion: str) -> None:
     program = shared(name)
     text = emit(program)
@@ -276,8 +278,8 @@ def test_what_is_made_wrong_is_found(name: str) -> None:
     change, seen, known = WRONG[name]
     program = change(shared("four, f32"))
     sizes = {"m": 64, "n": 16, "k": 328}
-    found = {f.kind for seed in range(8) for f in check(program, sizes, seeds=(seed,))}
-    assert found & seen
+    runs = ({f.kind for f in check(program, sizes, seeds=(seed,))} for seed in range(8))
+    assert any(found & seen for found in runs)
     said = verdict(program)
     assert said.legal == (not known)
     assert said.fault is None or said.fault.kind in known

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tests.hopper_terms import H200, broken, dos, term
 from tests.ptx_runs import run_matmul, unchecked
+from tests.sample import draws, some
 from tinygpu.codegen.kernel.tensor_map import tensor_maps
 from tinygpu.errors import ProgramError
 from tinygpu.isa.tma import boxes
@@ -55,7 +56,7 @@ def drawn(draw: st.DrawFn) -> tuple[Program, dict[str, int]]:
 
 
 @given(drawn())
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=draws(3, 6), deadline=None)
 def test_a_drawn_schedule_of_a_new_width_is_right(case: tuple[Program, dict[str, int]]) -> None:
     """The judge, ``computes`` and the PTX interpreter agree."""
     program, sizes = case
@@ -67,12 +68,12 @@ def test_a_drawn_schedule_of_a_new_width_is_right(case: tuple[Program, dict[str,
         assert outcome.report.findings == ()
 
 
-@pytest.mark.parametrize("changes", [
+@pytest.mark.parametrize("changes", some([
     {"tile_n": 104, "store_n": 104}, {"tile_n": 168, "store_n": 56},
     {"tile_n": 152, "store_n": 152, "cluster_m": 2}, {"tile_n": 24, "store_n": 24, "cluster_m": 4},
     {**WIDE, "store_n": 152}, {**WIDE, "cluster_m": 2}, {"tile_n": 40, "swap": 1, "store_n": 40},
     {**WIDE, "tile_m": 128, "swap": 1, "store_n": 152, "store_stages": 1},
-])  # fmt: skip
+], 2))  # fmt: skip
 def test_kernels_of_new_widths(changes: dict[str, Any]) -> None:
     """Chunks without a swizzle, parts of 6 or 76 lines, two boxes a tile: right at ragged sizes."""
     program = term("persistent", **changes)
@@ -172,7 +173,7 @@ def work(program: Program) -> dict[str, float]:
 
 
 @given(st.sampled_from(range(72, 257, 8)))
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=draws(6, 12), deadline=None)
 def test_products_take_time_by_their_columns(columns: int) -> None:
     """Of 64 rows, at 4096 FLOP a cycle from 72 columns on: no step is rounded up to 16."""
     one = work(term("ring", tile_m=64, tile_n=columns, store_n=8, consumers=1))

@@ -10,6 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.mutants import mutants
+from tests.sample import draws, some
 from tinygpu.errors import OperationError
 from tinygpu.machines.simt import LADDER, Simt
 from tinygpu.meaning.interpret import check, interpret, reduced
@@ -90,7 +91,7 @@ def test_narrow_types_and_wide_sums_are_right(
 
 
 @given(st.data())
-@settings(max_examples=25)
+@settings(max_examples=draws(10, 25))
 def test_any_small_schedule_that_its_machine_allows_is_clean(data: st.DataObject) -> None:
     """Requirements hold, copies and vectors fit their tiles: then nothing is found."""
 
@@ -172,11 +173,11 @@ def test_every_mutant_but_the_harmless_is_found(
 ) -> None:
     program = simt(point)
     count = 0
-    for name, mutant in mutants(program):
+    for name, mutant in some(mutants(program), 2):
         found = any(check(mutant, s, seeds=(seed,)) for seed, s in enumerate(sizes))
         assert found or name.startswith((*HARMLESS, *harmless)), name
         count += found
-    assert count >= 15
+    assert count >= draws(7, 15)
 
 
 def test_a_small_instance_has_ragged_tiles_where_guards_allow() -> None:

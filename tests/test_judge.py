@@ -17,6 +17,7 @@ from tests.async_protocols import by_hand
 from tests.blackwell_terms import small as blackwell
 from tests.hopper_terms import term as hopper
 from tests.interleavings import faults
+from tests.sample import draws
 from tests.small_programs import ZERO, copy, get, mine, pipelined, put, small, use
 from tests.test_judge_pipelines import PIPELINES, simt
 from tinygpu.legality.concurrency.blocks import laid_out
@@ -70,7 +71,7 @@ def test_tiles_may_have_trips_of_their_own() -> None:
     assert "each tile its own" in str(got)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=draws(24, 60), deadline=None)
 @given(pipelined())
 def test_a_run_has_a_fault_if_an_interleaving_has(program: Program) -> None:
     """At each trip count; and the search says what the runs say, from one trip on."""
@@ -85,7 +86,7 @@ def test_a_run_has_a_fault_if_an_interleaving_has(program: Program) -> None:
     assert not (found.legal and any_fault)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=draws(24, 60), deadline=None)
 @given(pipelined())
 def test_the_search_decides_every_trip_count(program: Program) -> None:
     """What the search does not find is not found far beyond it."""

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.sample import some
+
 ROOT = Path(__file__).parent.parent
 # Layers from the top down; a module may import its own layer and those that its row names.
 LAYERS = {
@@ -166,9 +168,9 @@ EXAMPLES = sorted(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("example", EXAMPLES)
+@pytest.mark.parametrize("example", some(EXAMPLES, 4))
 def test_example_runs(example: str, tmp_path: Path) -> None:
-    """Every example runs from any folder."""
+    """An example runs from any folder; tests/test_examples.py runs them all, here."""
     run = subprocess.run(
         [sys.executable, ROOT / "examples" / example],
         cwd=tmp_path,

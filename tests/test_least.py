@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from tests.sample import draws
 from tinygpu.search.exact import least as module
 from tinygpu.search.exact.least import Kept, Least
 from tinygpu.search.time.deferred import Deferred, Tables
@@ -49,7 +50,7 @@ def walked(table: Deferred, laws: list[Any], most: bool, chosen: dict[int, int])
 
 
 @pytest.mark.parametrize("small", [0, 8, 1 << 15])
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=draws(24, 60))
 @given(
     tables=TABLES, laws=LAWS, orders=st.lists(ORDERS, min_size=1, max_size=2), most=st.booleans()
 )

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.hopper_terms import rebuffered, rewritten
+from tests.sample import draws, some
 from tinygpu.isa.algebra import FLOATS
 from tinygpu.machines import MACHINES, ampere, blackwell, hopper, simt
 from tinygpu.meaning.identity import Meaning, computes, instances
@@ -73,7 +74,7 @@ def apart(asked: Meaning) -> bool:
     return all(a != b for a, b in combinations(asked.asked[-1].values(), 2))
 
 
-@pytest.mark.parametrize(("machine", "point", "operation"), POINTS)
+@pytest.mark.parametrize(("machine", "point", "operation"), some(POINTS, 2))
 def test_named_points_compute_their_operation(
     machine: str, point: Mapping[str, Any], operation: Operation
 ) -> None:
@@ -392,7 +393,7 @@ def test_arithmetic_is_that_of_whole_numbers_modulo_p(a: int, b: int, c: int) ->
 
 
 @given(st.integers(1, 4), st.integers(1, 300), st.integers(1, 4), st.integers(0, 2**32))
-@settings(max_examples=30)
+@settings(max_examples=draws(12, 30))
 def test_products_of_matrices_are_exact(m: int, k: int, n: int, seed: int) -> None:
     random = np.random.default_rng(seed)
     a, b = random.integers(P, size=(m, k)), random.integers(P, size=(k, n))
@@ -405,7 +406,7 @@ def test_products_of_matrices_are_exact(m: int, k: int, n: int, seed: int) -> No
 
 
 @given(elements, elements, elements)
-@settings(max_examples=30)
+@settings(max_examples=draws(12, 30))
 def test_many_are_as_few(a: int, b: int, c: int) -> None:
     x, y, z = (np.full(2000, n, np.float64) for n in (a, b, c))
     for name in ("fma", "max", "min", "mul", "sub"):

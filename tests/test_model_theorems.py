@@ -14,6 +14,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tests.sample import draws
 from tinygpu.devices.device import load_device
 from tinygpu.legality.reach import exactly_once
 from tinygpu.machines.simt import LADDER, Simt
@@ -158,7 +159,7 @@ def slope(body: Tree, warps: int) -> float:
     return eleven - ten
 
 
-@settings(max_examples=150)
+@settings(max_examples=draws(60, 150))
 @given(bodies(), st.integers(1, 4))
 def test_the_period_is_the_largest_cycle_ratio(body: Tree, warps: int) -> None:
     """Times grow by max weight/tokens an iteration: short of it by a constant, no more at last."""
@@ -171,7 +172,7 @@ def test_the_period_is_the_largest_cycle_ratio(body: Tree, warps: int) -> None:
     assert times[-1] - times[-1 - tokens] == pytest.approx(ratio * tokens, abs=1e-6)
 
 
-@settings(max_examples=150)
+@settings(max_examples=draws(60, 150))
 @given(bodies(), st.integers(1, 4))
 def test_the_predicted_period_is_the_ratio(body: Tree, warps: int) -> None:
     """cost's period is the largest ratio; the turn lengthens the path, and no ring."""
@@ -250,7 +251,7 @@ def only(number: int) -> Callable[[int], float]:
 
 
 @pytest.mark.parametrize("point", POINTS)
-@settings(max_examples=40)
+@settings(max_examples=draws(16, 40))
 @given(seed=st.integers(0, 1 << 30))
 def test_time_is_monotone_in_many_features_at_once(point: str, seed: int) -> None:
     """Whatever costs less and saves more, of a real term, takes no longer."""
@@ -279,7 +280,7 @@ def test_time_is_monotone_in_each_feature_and_not_constant_in_all(point: str) ->
     assert min(times) < start
 
 
-@settings(max_examples=200)
+@settings(max_examples=draws(80, 200))
 @given(trees(), st.integers(0, 1 << 30), st.sampled_from((0.1, 0.5, 1.0)))
 def test_time_is_monotone_on_any_tree(tree: Tree, seed: int, often: float) -> None:
     """Monotone as a function, not only on the trees that machines build."""
@@ -294,7 +295,7 @@ def test_time_is_monotone_on_any_tree(tree: Tree, seed: int, often: float) -> No
     assert predict(after).seconds <= predict(before).seconds * (1 + 1e-9)
 
 
-@settings(max_examples=300)
+@settings(max_examples=draws(120, 300))
 @given(st.lists(st.tuples(st.integers(1, 4), st.integers(1, 12)), max_size=4), st.data())
 @example([(2, 1), (2, 1)], None)
 def test_modes_cover_once_exactly_if_they_are_a_mixed_radix(

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.sample import draws
 from tinygpu.devices.device import load_device
 from tinygpu.legality.laws import check_schedule
 from tinygpu.machines.elementwise import Elementwise
@@ -74,7 +75,7 @@ def by_force(start: Schedule) -> dict[tuple[str, Value], tuple[int, float]]:
     return best
 
 
-@settings(max_examples=20)
+@settings(max_examples=draws(8, 20))
 @given(st.integers(0, 10**6))
 def test_single_changes_are_those_of_brute_force(number: int) -> None:
     """Every change that can be mended, with as few further ones as it takes; no other."""

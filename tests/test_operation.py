@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from tests.sample import draws
 from tinygpu.errors import OperationError, ProgramError
 from tinygpu.isa.algebra import FLOATS, Algebra
 from tinygpu.machines import MACHINES, elementwise, rows
@@ -210,7 +211,7 @@ def chains(draw: st.DrawFn) -> tuple[Operation, dict[str, int]]:
     return made, {a: draw(st.integers(1, 4)) for a in AXES}
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=draws(60, 150), deadline=None)
 @given(chains(), st.integers(0, 2**31), st.sampled_from([2**20, 1]))
 def test_reductions_are_those_of_the_full_product(
     chain: tuple[Operation, dict[str, int]], seed: int, block: int

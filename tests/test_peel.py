@@ -11,6 +11,7 @@ import pytest
 
 from tests.hopper_terms import rewritten, term
 from tests.ptx_runs import unchecked as emit
+from tests.sample import by_turns
 from tests.term_threads import Thread
 from tests.test_roles import agree, threads_of
 from tinygpu.codegen.kernel.peel import Rest, Short, apart, written_out
@@ -141,9 +142,15 @@ ENDS = {
 }
 
 
-@pytest.mark.parametrize("trips", [1, 2, 3, 5])
-@pytest.mark.parametrize("in_flight", [0, 1, 2])
-@pytest.mark.parametrize("start", ["ring", "persistent", "pingpong", "cluster"])
+@pytest.mark.parametrize(
+    ("start", "in_flight", "trips"),
+    [
+        (*of, trips)
+        for of, trips in by_turns(
+            product(["ring", "persistent", "pingpong", "cluster"], [0, 1, 2]), [1, 5, 3, 2, 5]
+        )
+    ],
+)
 def test_a_thread_does_what_the_term_says_at_any_trips(
     start: str, in_flight: int, trips: int
 ) -> None:

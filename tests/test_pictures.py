@@ -23,6 +23,7 @@ from matplotlib.patches import Patch
 from matplotlib.text import Text
 from numpy.typing import NDArray
 
+from tests.sample import some
 from tests.test_cli import complaint, tinygpu
 from tinygpu.cli.given import Given
 from tinygpu.cli.layout_picture import layout_figure, shared_buffers
@@ -155,7 +156,7 @@ TIMELINES = [
 ]
 
 
-@pytest.mark.parametrize("one", TIMELINES, ids=lambda one: str(one.machine.name))
+@pytest.mark.parametrize("one", some(TIMELINES, 2), ids=lambda one: str(one.machine.name))
 def test_a_timeline_is_legible(one: Given) -> None:
     term = program(one)
     for iterations in (3, 12) if one.problem.sizes.get("k") == 512 else (3,):
@@ -166,7 +167,7 @@ def test_a_timeline_is_legible(one: Given) -> None:
         assert names == list(line.rows)
 
 
-def some(machine: str, count: int) -> list[Ranked]:
+def first_of(machine: str, count: int) -> list[Ranked]:
     """Schedules of a machine: its named ones, as often as needed."""
     found = [given(machine, name) for name in POINTS[machine]]
     best = ranked(*found * (1 + count // len(found)))
@@ -178,7 +179,7 @@ def some(machine: str, count: int) -> list[Ranked]:
     [("hopper", 1), ("hopper", 2), ("hopper", 10), ("blackwell", 20), ("ampere", 2), ("simt", 10)],
 )
 def test_times_are_legible(machine: str, count: int) -> None:
-    best = some(machine, count)
+    best = first_of(machine, count)
     figure = times_figure(best, f"Predicted times: matmul, {machine} on a device")
     require_legible(figure)
     axes = figure.axes[0]
@@ -232,7 +233,7 @@ LAYOUTS = [
 ]
 
 
-@pytest.mark.parametrize("one", LAYOUTS, ids=lambda one: str(one.machine.name))
+@pytest.mark.parametrize("one", some(LAYOUTS, 2), ids=lambda one: str(one.machine.name))
 def test_layouts_are_legible(one: Given) -> None:
     term = program(one)
     unlike = {(buffer.shape, buffer.stride): buffer.name for buffer in shared_buffers(term)}
@@ -384,7 +385,7 @@ def test_the_ending_says_what_is_written(kind: str, written: Path) -> None:
 
 @pytest.mark.parametrize("form", ["png", "svg", "pdf"])
 def test_equal_figures_are_equal_files(form: str) -> None:
-    one, other = (encoded(times_figure(some("hopper", 2), "title"), form) for _ in range(2))
+    one, other = (encoded(times_figure(first_of("hopper", 2), "title"), form) for _ in range(2))
     assert one == other
 
 
@@ -526,15 +527,15 @@ def test_a_device_is_known_by_the_driver_s_name(gpu: str, device: str) -> None:
 
 def test_what_is_not_legible_is_seen() -> None:
     """The checks of this file fail where text is cut, covered or looks alike."""
-    figure = times_figure(some("hopper", 2), "title")
+    figure = times_figure(first_of("hopper", 2), "title")
     figure.axes[0].set_xticks([100, 101], ["hundred", "hundred one"])
     with pytest.raises(AssertionError, match="hundred one"):
         require_legible(figure)
-    figure = times_figure(some("hopper", 2), "title")
+    figure = times_figure(first_of("hopper", 2), "title")
     figure.text(-0.01, 0.5, "cut", rotation=90)
     with pytest.raises(AssertionError, match="cut"):
         require_legible(figure)
-    figure = times_figure(some("hopper", 2), "title")
+    figure = times_figure(first_of("hopper", 2), "title")
     figure.axes[0].legend(handles=[Line2D([], [], label="over data")])
     with pytest.raises(AssertionError):
         require_legible(figure)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from benchmarks.hopper_points import TABLES, program_of
 from benchmarks.peers import FOLDER, load_rows
+from tests.sample import by_turns
 from tinygpu.devices.device import Device, load_device
 from tinygpu.errors import ProgramError
 from tinygpu.machines.hopper import STARTS, Hopper
@@ -244,8 +245,7 @@ def test_the_last_copy_releases() -> None:
     assert here == pytest.approx(simulated(found, 1, 4), rel=0.01)
 
 
-@pytest.mark.parametrize("name", STARTS)
-@pytest.mark.parametrize("steps", [1, 5, 64])
+@pytest.mark.parametrize(("name", "steps"), by_turns(STARTS, [1, 5, 64]))
 def test_a_space_is_its_schedules(name: str, steps: int) -> None:
     """Arrays over decisions give each schedule the time that its own program has."""
     tile_n = STARTS[name]["tile_n"]

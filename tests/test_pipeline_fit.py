@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from benchmarks import fit_hopper
 from benchmarks.fit_hopper import CARDS, figures, load_bank, numbers, predicted, terms
 from benchmarks.oracle import FITTING, path_of
+from tests.sample import draws
 from tinygpu.devices.device import load_device
 from tinygpu.errors import StoreError
 from tinygpu.machines.hopper import STARTS, Hopper
@@ -74,7 +75,7 @@ def test_numbers_are_given_back() -> None:
     assert seconds(term("cluster"), 512, 512, 512) == before
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=draws(12, 30), deadline=None)
 @given(st.lists(st.integers(-900, 0), min_size=20, max_size=40, unique=True), st.integers(0, 99))
 def test_figures(measured: list[int], seed: int) -> None:
     """A model that is right has no error and no regret, a shifted one the same order."""

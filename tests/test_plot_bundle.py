@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.sample import by_turns
 from tests.test_cli import complaint, tinygpu
 from tests.test_pictures import require_legible
 from tinygpu.cli.bundle_picture import MOST_PANELS, bundle_figure, panels_of, seen_in, spaced
@@ -176,10 +177,15 @@ def test_what_cannot_run_leaves_a_gap() -> None:
     require_legible(bundle_figure(opened(tree)))
 
 
-@pytest.mark.parametrize("layers", [ONE, FOUR[:2], FOUR])
 @pytest.mark.parametrize(
-    ("kernels", "points", "seen"),
-    [(1, 1, "predicted"), (1, 24, "scored"), (8, 24, "scored"), (64, 64, "measured")],
+    ("layers", "kernels", "points", "seen"),
+    [
+        (layers, *of)
+        for layers, of in by_turns(
+            [ONE, FOUR[:2], FOUR],
+            [(64, 64, "measured"), (1, 24, "scored"), (8, 24, "scored"), (1, 1, "predicted")],
+        )
+    ],
 )
 def test_a_bundle_is_legible(
     layers: Sequence[tuple[str, int, int]], kernels: int, points: int, seen: str

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from tests import test_named_barriers as turns_of
 from tests.ptx_runs import parsed, unchecked
+from tests.sample import draws
 from tinygpu.codegen.run.interpretation import execute
 from tinygpu.devices.device import load_device
 from tinygpu.errors import ProgramError
@@ -347,7 +348,7 @@ HOW = st.sampled_from(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=draws(16, 40), deadline=None)
 @given(WHERE, HOW, st.integers(1, 17), st.integers(1, 13), st.integers(0, 5))
 def test_the_code_of_a_random_predicate_is_what_the_term_means(
     where: Predicate, how: tuple[str, str, str], i: int, j: int, seed: int

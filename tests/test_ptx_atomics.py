@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.interpreter_atomics import OPERATIONS, rate
+from tests.sample import draws
 from tinygpu.codegen.emulator import Memory, Module, launch
 from tinygpu.codegen.emulator.atomics import in_turn
 
@@ -78,7 +79,7 @@ def _drawn(seed: int, kind: str, size: int, *, narrow: bool) -> np.ndarray:
     ordered=st.booleans(),
     narrow=st.booleans(),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=draws(24, 60), deadline=None)
 def test_lanes_at_once(
     operation: str, kind: str, seed: int, size: int, words: int, ordered: bool, narrow: bool
 ) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import pytest
 
 from tests import ptx_corpus, ptx_corpus_late, ptx_corpus_triton
+from tests.sample import some
 from tinygpu.errors import ProgramError
 
 NVCC = ptx_corpus.CASES | ptx_corpus_late.CASES
@@ -34,7 +35,7 @@ def test_there_are_enough() -> None:
     assert len(ptx_corpus_triton.BUILDS) >= 40
 
 
-@pytest.mark.parametrize("name", NVCC)
+@pytest.mark.parametrize("name", some(NVCC, 2))
 def test_nvcc(name: str) -> None:
     case = NVCC[name]
     report, before, after = ptx_corpus.run(case)
@@ -43,7 +44,7 @@ def test_nvcc(name: str) -> None:
     assert ptx_corpus.wrong(case, before, after) == ""
 
 
-@pytest.mark.parametrize("name", [b for b in ptx_corpus_triton.BUILDS if b not in REFUSED])
+@pytest.mark.parametrize("name", some((b for b in ptx_corpus_triton.BUILDS if b not in REFUSED), 2))
 def test_triton(name: str) -> None:
     case = ptx_corpus_triton.CASES[name.rpartition("_")[0]]
     report, before, after = ptx_corpus_triton.run(name)

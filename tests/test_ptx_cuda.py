@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tests.sample import draws
 from tinygpu.codegen.emulator import Memory, Module, Report, launch
 
 Array = NDArray[Any]
@@ -173,7 +174,7 @@ def test_halves(completion: str) -> None:
 
 
 @every_order
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", range(draws(1, 2)))
 def test_lock(seed: int, completion: str) -> None:
     """A lock that lanes and CTAs wait for: the loop that polls starves nobody."""
     words, totals = np.zeros(4, np.int32), np.zeros(2, np.float32)

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.ptx_agreement import THREADS, _differs, _interpreted, _text
+from tests.sample import draws
 from tinygpu.codegen.emulator.values import TYPES, fma, quotient, root, rounded
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "ptx_h200.json").read_text())
@@ -91,7 +92,7 @@ KINDED = pytest.mark.parametrize("kind", FORMATS)
 
 
 @KINDED
-@settings(max_examples=60)
+@settings(max_examples=draws(24, 60))
 @given(data=st.data())
 def test_a_product_and_a_sum_are_rounded_once(kind: str, data: st.DataObject) -> None:
     a, b, c = (data.draw(numbers(kind)) for _ in range(3))
@@ -107,7 +108,7 @@ def test_a_product_and_a_sum_are_rounded_once(kind: str, data: st.DataObject) ->
 
 
 @KINDED
-@settings(max_examples=60)
+@settings(max_examples=draws(24, 60))
 @given(data=st.data())
 def test_quotients_and_roots_are_rounded_once(kind: str, data: st.DataObject) -> None:
     a, b = (data.draw(numbers(kind)) for _ in range(2))

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from tests.sample import draws
 from tinygpu.codegen.emulator import Memory, Module, launch
 from tinygpu.codegen.emulator.values import TYPES
 
@@ -278,7 +279,7 @@ def test_floats(case: tuple[str, str, str, str, Callable[..., Any]]) -> None:
             assert float(got) == rounded(Fraction(expected), mode, to), tuple(map(float, row))
 
 
-@settings(max_examples=60)
+@settings(max_examples=draws(24, 60))
 @given(st.lists(st.tuples(*[st.floats(width=32, allow_nan=False, allow_infinity=False)] * 3),
                 min_size=1, max_size=32))  # fmt: skip
 def test_fma_rounds_once(rows: list[tuple[float, float, float]]) -> None:

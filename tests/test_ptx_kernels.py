@@ -14,6 +14,7 @@ import pytest
 
 from benchmarks.interpreter_speed import POINTS
 from tests.ptx_runs import run_matmul, term_of
+from tests.sample import by_turns, draws
 from tinygpu.machines.hopper import STARTS
 from tinygpu.machines.simt import LADDER
 
@@ -59,8 +60,7 @@ def test_variants(name: str, completion: str) -> None:
     assert outcome.report.findings == ()
 
 
-@pytest.mark.parametrize("completion", COMPLETIONS)
-@pytest.mark.parametrize("name", STARTS)
+@pytest.mark.parametrize(("name", "completion"), by_turns(STARTS, COMPLETIONS))
 def test_hopper(name: str, completion: str) -> None:
     """Boxes that reach over every edge, several tiles a CTA, every order of completion."""
     program = term_of("hopper", STARTS[name], "bf16", "nt")
@@ -74,8 +74,7 @@ def test_hopper(name: str, completion: str) -> None:
     np.testing.assert_array_equal(outputs[0], outputs[-1])
 
 
-@pytest.mark.parametrize("layout", ["nn", "tn", "tt", "nt"])
-@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+@pytest.mark.parametrize(("layout", "dtype"), by_turns(["nn", "tn", "tt", "nt"], ["bf16", "f16"]))
 def test_layouts(layout: str, dtype: str) -> None:
     """Operands along either dimension: descriptors of both majors."""
     program = term_of("hopper", STARTS["cluster"], dtype, layout)
@@ -106,9 +105,9 @@ def test_speed(machine: str) -> None:
     ],
 )
 def test_threads_as_agents(machine: str, dtype: str, layout: str, arch: str) -> None:
-    """A quarter of the named points is right, and not accused, where each lane is an agent."""
+    """A part of the named points is right, and not accused, where each lane is an agent."""
     points = POINTS[machine][0]
-    for name in sorted(points)[::4]:
+    for name in sorted(points)[:: draws(8, 4)]:
         if points[name].get("combine") == "red":
             continue
         program = term_of(machine, points[name], dtype, layout)

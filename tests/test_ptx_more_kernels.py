@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.ptx_runs import run_matmul, term_of
+from tests.sample import by_turns
 from tinygpu.codegen.emulator import Memory, Module, Report, TensorMap, launch
 from tinygpu.machines import ampere, blackwell
 
@@ -20,9 +21,9 @@ OTHERS = [
 ]
 
 
-@pytest.mark.parametrize("completion", COMPLETIONS)
 @pytest.mark.parametrize(
-    ("machine", "point"), [o[::2] for o in OTHERS], ids=[f"{m} {n}" for m, n, _ in OTHERS]
+    ("machine", "point", "completion"),
+    [pytest.param(m, p, c, id=f"{m} {n} {c}") for (m, n, p), c in by_turns(OTHERS, COMPLETIONS)],
 )
 def test_ampere_and_blackwell(machine: str, point: dict[str, Any], completion: str) -> None:
     """mma.sync behind cp.async, tcgen05 behind TMA; over the edges where the code guards them."""

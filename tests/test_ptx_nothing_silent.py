@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from tests import ptx_corpus
 from tests.ptx_corpus_mended import APPROXIMATIONS, CASES, every_number, registers
 from tests.ptx_forms import SWEPT, swept
+from tests.sample import SOAK
 from tinygpu.cli import app
 from tinygpu.codegen.emulator import Memory, Module, Report, check, launch
 from tinygpu.codegen.emulator.checking import sarif
@@ -429,7 +430,7 @@ def test_every_form_with_every_type() -> None:
     assert ran > 700
 
 
-@pytest.mark.slow
+@pytest.mark.skipif(not SOAK, reason="make soak")
 def test_more_of_every_form() -> None:
     ran, faults = _sweep(2, opcodes=4, operands=3)
     assert faults == []

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tests.sample import by_turns
 from tinygpu.codegen.emulator import Memory, Module, Report, TensorMap, launch
 
 Array = NDArray[Any]
@@ -137,8 +138,7 @@ def attention(name: str, rows: int, code: str = "", **how: Any) -> tuple[Report,
 
 
 @every_order
-@pytest.mark.parametrize("rows", [64, 100, 200])
-@pytest.mark.parametrize("name", ["sm80", "sm90"])
+@pytest.mark.parametrize(("rows", "name"), by_turns([64, 100, 200], ["sm80", "sm90"]))
 def test_attention(name: str, rows: int, completion: str) -> None:
     """Two products a step, the second's left operand from registers; exponentials in between."""
     report, out, right = attention(name, rows, completion=completion)

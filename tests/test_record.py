@@ -32,8 +32,8 @@ from tinygpu.machines import MACHINES
 from tinygpu.term.operation import OPERATIONS
 
 SAMPLES = {
-    "ptx": (12, 1), "verdicts": (10, 6), "times": (40, 1), "counts": (8, 1), "nodes": (4, 1),
-    "meanings": (6, 1), "texts": (20, 2),
+    "ptx": (8, 1), "verdicts": (5, 4), "times": (20, 1), "counts": (4, 1), "nodes": (2, 1),
+    "meanings": (3, 1), "texts": (10, 2),
 }  # fmt: skip
 """Of how many lots how many entries are made anew."""
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.registers import Case, case_of, confusion, draw, fitted, program_of, truth
+from tests.sample import SHARED, draws
 from tinygpu.devices.device import load_device
 from tinygpu.machines.simt import LADDER, Simt
 from tinygpu.search.time.cost import cost, features
@@ -30,7 +32,15 @@ from tinygpu.term.schedule import to_json
 
 H200 = load_device("h200")
 RESULTS = Path(__file__).parent.parent / "benchmarks" / "results" / "registers.json"
-CASES = draw(11, 3, 150)
+
+
+@cache
+def cases() -> list[Case]:
+    """Schedules that the fit has not seen; at a soak of the whole space."""
+    return draw(11, 3, 150, SHARED)
+
+
+DRAWN = st.deferred(lambda: st.sampled_from(cases()))
 
 
 def columns(cases: list[Case]) -> list[list[Case]]:
@@ -46,7 +56,7 @@ def columns(cases: list[Case]) -> list[list[Case]]:
 def test_a_space_at_once_is_each_of_it() -> None:
     """The estimate of an array term is the array of the estimates."""
     joined = 0
-    for group in columns(CASES):
+    for group in columns(cases()):
         joined += len(group) > 1
         decisions: dict[str, Any] = {
             n: group[0][1][n] if c.structural else np.array([s[n] for _, s in group])
@@ -66,7 +76,7 @@ def test_a_space_at_once_is_each_of_it() -> None:
     assert joined > 20
 
 
-@given(st.sampled_from(CASES), st.sampled_from(Simt.decisions()["ctas_per_sm"].values))
+@given(DRAWN, st.sampled_from(Simt.decisions()["ctas_per_sm"].values))
 def test_limit(case: Case, ctas: Any) -> None:
     """The limit is the largest multiple of 8, at most 255, with which all warps find room.
 
@@ -85,8 +95,8 @@ def test_a_limit_that_ptxas_confirms() -> None:
     assert (program.threads, register_limit(program, H200)) == (64, 168)
 
 
-@settings(max_examples=40)
-@given(st.sampled_from(CASES))
+@settings(max_examples=draws(16, 40))
+@given(DRAWN)
 def test_spills_are_what_exceeds_the_limit(case: Case) -> None:
     """A spill is predicted exactly if the estimate is over the limit, by the spill estimate."""
     program = program_of(case)
@@ -155,7 +165,7 @@ def test_reads_along_k_are_joined() -> None:
 def test_small_sample_against_ptxas() -> None:
     """On a few schedules that the fit has not seen, of all types, most of it is foreseen."""
     right, misses = 0, []
-    for case in CASES[::4]:  # types alternate by five
+    for case in cases()[:: draws(7, 4)]:  # types alternate by five
         found, program = truth(case), program_of(case)
         right += bool(predicted_spill(program, H200)) == (found["spilled_bytes"] > 0)
         misses.append(abs(float(used_estimate(program, H200)) - found["registers"]))
@@ -173,7 +183,7 @@ def test_fit_finds_weights() -> None:
             "spills_at": need - 1,
             "fits_at": need,
         }
-        for row_case, need, limit in map(_made, CASES)
+        for row_case, need, limit in map(_made, cases())
     ]
     weights = fitted(rows)
     assert list(weights) == list(WEIGHTS)

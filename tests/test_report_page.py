@@ -115,11 +115,16 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("words", [SIMT, HOPPER], ids=["simt", "hopper"])
-def test_the_demo_leaves_a_whole_report(words: list[str], tmp_path: Path) -> None:
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A demo without its pictures, which take longer than all else."""
+    monkeypatch.setattr("tinygpu.cli.demo._draw", lambda *_: None)
+
+
+def test_the_demo_leaves_a_whole_report(tmp_path: Path) -> None:
     """One page, whose numbers are the results', and the files beside it."""
     out = tmp_path / "report"
-    result = tinygpu(*words, "--out", out)
+    result = tinygpu(*SIMT, "--out", out)
     assert result.exit_code == 0, result.output
     assert "nothing was measured" in result.stdout
     page = page_of(out)
@@ -272,7 +277,7 @@ def test_hostile_texts_stay_texts(searched: Path) -> None:
 
 
 def test_an_interrupted_demo_keeps_its_layers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    undrawn: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tinygpu.search.exact import best
 
@@ -295,7 +300,9 @@ def test_an_interrupted_demo_keeps_its_layers(
     assert (tmp_path / "report.html").read_text() == kept  # until there is a newer one
 
 
-def test_a_wrong_kernel_fails_the_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_kernel_fails_the_demo(
+    undrawn: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A finding of the interpreter is in the report and in the status."""
     from tinygpu.meaning.race import Finding
 
@@ -337,6 +344,8 @@ def test_a_demo_on_a_hopper_measures(tmp_path: Path, monkeypatch: pytest.MonkeyP
     tree = json.loads((tmp_path / "results.json").read_text())["layers"]["o"]
     assert [row["seconds"] for row in tree["best"]] == pytest.approx([2e-5, 3e-5])
     assert "cublas_seconds" not in tree
+    assert tree["interpreted"]["findings"] == tree["ptx_interpreted"]["findings"] == []
+    assert 0 < tree["ptx_interpreted"]["error"] <= 1
 
 
 @pytest.fixture(scope="module")

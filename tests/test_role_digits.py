@@ -50,7 +50,7 @@ POINTS: dict[str, dict[str, Any]] = {
     "wide": {"consumers": 2, "depth": 128, "keys": 128, "registers": (24, 240)},
 }
 
-HEADS = {"l": 1, "h": 2, "g": 1}
+HEADS = {"l": 1, "h": 1, "g": 1}
 
 
 @cache

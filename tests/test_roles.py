@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from tests.hopper_terms import H200, LARGE, LAYOUTS, term
 from tests.ptx_runs import unchecked as emit
 from tests.ptx_threads import run
+from tests.sample import by_turns, draws, some
 from tests.term_threads import Thread, once, parameters_of, seen
 from tinygpu.codegen.emit import signature
 from tinygpu.codegen.kernel.smem import smem_plan
@@ -86,7 +88,7 @@ def threads_of(program: Program) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize(("start", "layout"), POINTS)
+@pytest.mark.parametrize(("start", "layout"), some(POINTS, 2))
 def test_a_thread_does_what_the_term_says(start: str, layout: str) -> None:
     """Waits, arrivals, loads, products, stores: where, of which phase, in the term's order."""
     program = term(start, layout)
@@ -96,8 +98,7 @@ def test_a_thread_does_what_the_term_says(start: str, layout: str) -> None:
             agree(program, text, Thread(program, SIZES, number, rank, 1, 3))
 
 
-@pytest.mark.parametrize(
-    "changes",
+@pytest.mark.parametrize(("changes", "operation"), by_turns(
     [
         {"cluster_n": 2, "cluster_m": 1}, {"cluster_m": 2, "cluster_n": 2},
         {"cluster_m": 4, "tile_n": 256},
@@ -105,9 +106,8 @@ def test_a_thread_does_what_the_term_says(start: str, layout: str) -> None:
         {"cluster_m": 2, "cluster_n": 1, "cluster_k": 2, "persistent": 0, "early": 0},
         {"cluster_m": 1, "cluster_n": 2, "cluster_k": 4, "persistent": 0},
     ],
-    ids=str,
-)  # fmt: skip
-@pytest.mark.parametrize("operation", OPERATIONS, ids=str)
+    OPERATIONS,
+), ids=str)  # fmt: skip
 def test_clusters_batches_and_types(operation: Operation, changes: dict[str, Any]) -> None:
     """Every CTA of a cluster sends its part to the right ones; matrices of a batch follow."""
     fixed = {"tile_n": 128, "tile_k": 128, "stages": 2, "store_n": 32}
@@ -121,7 +121,12 @@ def test_clusters_batches_and_types(operation: Operation, changes: dict[str, Any
             agree(program, text, Thread(program, sizes, number, rank, 1, 2))
 
 
-@settings(max_examples=25)
+@cache
+def whole(operation: Operation) -> Space:
+    return Space(Hopper(), Problem.of(operation, **LARGE), H200)
+
+
+@settings(max_examples=draws(10, 25))
 @given(
     st.integers(0, 2**32), st.sampled_from(LAYOUTS), st.sampled_from((None, "f32")),
     st.tuples(st.integers(1, 700), st.integers(1, 700), st.integers(1, 300)), st.data(),
@@ -131,8 +136,7 @@ def test_so_does_one_of_any_schedule(
 ) -> None:
     operation = matmul("f16", output, layout)
     sizes = dict(zip("mnk", extents, strict=True))
-    space = Space(Hopper(), Problem.of(operation, **LARGE), H200)
-    (schedule,) = space.sample(np.random.default_rng(seed), 1)
+    (schedule,) = whole(operation).sample(np.random.default_rng(seed), 1)
     program = schedule.program(Hopper(), operation)
     text = emit(program)
     ctas = Thread(program, sizes, 0).ctas
@@ -183,11 +187,11 @@ def test_the_widest_sums_assemble(output: str | None, cluster_k: int) -> None:
 
 
 @pytest.mark.slow
-def test_a_hundred_candidates() -> None:
+def test_any_candidate() -> None:
     """Whatever the space holds is taken; a text is made in less than 100 ms of CPU time."""
     operation = matmul("bf16", layout="nt")
-    space = Space(Hopper(), Problem.of(operation, **LARGE), H200)
-    found = [s.program(Hopper(), operation) for s in space.sample(np.random.default_rng(7), 100)]
+    drawn = whole(operation).sample(np.random.default_rng(7), draws(30, 100))
+    found = [s.program(Hopper(), operation) for s in drawn]
     before = time.process_time()
     texts = [emit(program) for program in found]
     assert (time.process_time() - before) / len(texts) < 0.1

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.sample import by_turns
 from tinygpu.codegen.emit import emit
 from tinygpu.codegen.run.assemble import assemble
 from tinygpu.codegen.run.interpretation import interpret
@@ -114,9 +116,18 @@ ROWS = [
 ]
 
 
-@pytest.mark.parametrize("chosen", ROWS, ids=str)
-@pytest.mark.parametrize(("i", "j"), [(1, 256), (5, 132), (9, 4)])
-@pytest.mark.parametrize("operation", [rmsnorm("f32"), rmsnorm("bf16"), softmax("f32")])
+@pytest.mark.parametrize(
+    ("i", "j", "operation", "chosen"),
+    [
+        (*sizes, operation, chosen)
+        for (sizes, operation), chosen in by_turns(
+            product(
+                [(1, 256), (5, 132), (9, 4)], [rmsnorm("f32"), rmsnorm("bf16"), softmax("f32")]
+            ),
+            ROWS,
+        )
+    ],
+)
 def test_rows_are_their_reference(
     i: int, j: int, operation: Operation, chosen: dict[str, Any]
 ) -> None:
@@ -124,8 +135,7 @@ def test_rows_are_their_reference(
     assert check(Rows().program(operation, Chosen(chosen)), {"i": i, "j": j}) == ()
 
 
-@pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
-@pytest.mark.parametrize("chosen", ROWS[:2], ids=str)
+@pytest.mark.parametrize(("dtype", "chosen"), by_turns(["f32", "bf16", "f16"], ROWS[:2]))
 def test_softmax_by_both_interpreters(dtype: str, chosen: dict[str, Any]) -> None:
     """The term and its PTX give softmax, also where a row fills no tile and where it is long."""
     program = Rows().program(softmax(dtype), Chosen(chosen))

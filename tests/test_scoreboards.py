@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks import scoreboards as benchmark
+from tests.sample import draws
 from tests.sass_text import Line, text_of
 from tinygpu.codegen.emit import emit
 from tinygpu.codegen.run import assemble as assembling
@@ -195,7 +196,7 @@ STEPS = st.one_of(
 )  # fmt: skip
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=draws(60, 150), deadline=None)
 @given(st.lists(STEPS, min_size=2, max_size=6))
 def test_the_fixed_point_is_every_path(steps: list[Line]) -> None:
     """On random code with loops, the hazards are those of walking all paths, one state each."""

@@ -13,6 +13,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from tests.sample import draws
 from tinygpu.errors import ScheduleError
 from tinygpu.search import selection
 from tinygpu.search.selection import AIMS, choose, intervals, served_by, slowdowns, smooth
@@ -81,7 +82,7 @@ TRAP = (
 )  # fmt: skip
 
 
-@settings(max_examples=120)
+@settings(max_examples=draws(48, 120))
 @given(instances(), st.integers(1, 4), st.sampled_from(AIMS))
 @example(HIDDEN, 1, "mean")
 @example(HIDDEN, 2, "mean")
@@ -126,7 +127,7 @@ def test_choosing_is_repeatable(instance: tuple[Times, list[float]], count: int,
     assert (times == before).all()
 
 
-@settings(max_examples=80)
+@settings(max_examples=draws(32, 80))
 @given(instances(), st.integers(1, 4), st.sampled_from(AIMS), st.data())
 def test_kernels_that_are_always_chosen(
     instance: tuple[Times, list[float]], count: int, aim: str, data: Any
@@ -192,7 +193,7 @@ def cuts(shapes: int, kernels: int, count: int) -> Iterator[tuple[int, ...]]:
             yield served
 
 
-@settings(max_examples=80)
+@settings(max_examples=draws(32, 80))
 @given(instances(5, 3), st.integers(1, 4), st.sampled_from(AIMS))
 @example(HIDDEN, 1, "mean")
 @example(HIDDEN, 2, "mean")
@@ -215,7 +216,7 @@ def test_intervals_are_the_best_cut(
     assert found == intervals(times, count, weights, aim=aim)
 
 
-@settings(max_examples=80)
+@settings(max_examples=draws(32, 80))
 @given(instances(5, 4), st.sampled_from([0.0, 0.002, 0.05, 0.3]), st.data())
 def test_smoothing_is_the_best_of_all_ways(
     instance: tuple[Times, list[float]], penalty: float, data: Any

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from tests.sample import by_turns, some
 from tinygpu.codegen.emit import emit
 from tinygpu.codegen.run.interpretation import interpret
 from tinygpu.devices.device import load_device
@@ -239,7 +240,7 @@ def test_the_ladder_is_legal_in_every_layout(name: str, layout: str) -> None:
     assert {violation.law for violation in found} == ({"turned"} if turned else set())
 
 
-@pytest.mark.parametrize(("layout", "point"), WALKS)
+@pytest.mark.parametrize(("layout", "point"), some(WALKS, 3))
 def test_every_walk_of_every_layout_is_the_product(layout: str, point: dict[str, Any]) -> None:
     """No race at any k; NumPy's interleavings and the emitted code give it at ragged sizes."""
     problem = Problem.of(matmul(layout=layout), m=33, n=65, k=17)
@@ -253,8 +254,7 @@ def test_every_walk_of_every_layout_is_the_product(layout: str, point: dict[str,
     assert cost(program, problem.sizes, load_device("h200")).seconds > 0
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("dtype", ["f16", "bf16", "f64"])
+@pytest.mark.parametrize(("dtype", "layout"), by_turns(["f16", "bf16", "f64"], LAYOUTS))
 def test_every_type_goes_in_every_layout(dtype: str, layout: str) -> None:
     """Elements of 16 bits go through registers; sums of f64 in f64; c is whole at the edges."""
     point = {"accumulator": "f64"} if dtype == "f64" else {"guards": "tile"}

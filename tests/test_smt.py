@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.sample import draws
 from tinygpu.devices.device import load_device
 from tinygpu.legality.laws import check_schedule
 from tinygpu.machines import MACHINES
@@ -75,7 +76,7 @@ def fewest(variants: list[Variant], latency: int) -> int:
     return best
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=draws(10, 25), deadline=None)
 @given(
     st.lists(
         st.tuples(st.integers(1, 4), st.integers(1, 4), st.integers(1, 4), st.integers(1, 4)),

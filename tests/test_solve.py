@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.hopper_terms import rewritten
+from tests.sample import draws
 from tinygpu import ask, prove
 from tinygpu.devices.device import load_device
 from tinygpu.errors import IllegalScheduleError
@@ -180,7 +181,7 @@ def must_be_a_core(answer: Answer, kind: str, fixed: Mapping[str, tuple[Value, .
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=25)
+@settings(max_examples=draws(10, 25))
 @given(st.data())
 def test_answers_agree_with_a_look_at_every_schedule(kind: str, data: st.DataObject) -> None:
     machine, problem = KINDS[kind]

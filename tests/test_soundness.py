@@ -25,6 +25,7 @@ from tests.async_protocols import BY_THREAD, DOUBLE, HELD, MINE, TILE, by_hand
 from tests.blackwell_terms import small as blackwell_small
 from tests.hopper_terms import rewritten, term
 from tests.mutants import rewritten as with_buffer
+from tests.sample import SHARED, draws
 from tests.small_programs import LEAVE, ZERO, at, get, put, small
 from tinygpu.cli import app
 from tinygpu.devices.device import load_device
@@ -691,15 +692,16 @@ def test_what_machines_build_is_proved(name: str) -> None:
             machine.check(operation)
             sizes = {axis: 128 if axis in "de" else 4096 for axis in operation.axes}
             sizes |= {axis: 2 for axis in "lhg" if axis in sizes and operation.name == "attention"}
-            space = Space(machine, Problem.of(operation, **sizes), device)
-            drawn = space.sample(np.random.default_rng(12), 3)
+            fixed = SHARED if name == "simt" else {}
+            space = Space(machine, Problem.of(operation, **sizes), device, fixed=fixed)
+            drawn = space.sample(np.random.default_rng(12), draws(1, 3))
         except TinyGpuError:
             continue
         for schedule in drawn:
             program = schedule.program(machine, operation)
             assert verdict(program).legal, schedule
             tried += 1
-    assert tried >= 3
+    assert tried
 
 
 def test_by_hand_all_are_proved() -> None:

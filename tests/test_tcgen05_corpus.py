@@ -1,4 +1,4 @@
-"""The corpus of blackwell: a seeded tenth of it, its judges' own tests, and what it has found."""
+"""The corpus of blackwell: a seeded part of it, its judges' own tests, and what it has found."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ from benchmarks.tcgen05_cases import (
 from benchmarks.tcgen05_corpus import explained, judged, lots, main, row_of_drawn, summary
 from benchmarks.tcgen05_reasons import REASONS, UNEXPLAINED, of_term, of_text
 from tests.ptx_runs import run_matmul
+from tests.sample import SOAK, draws
 from tinygpu.codegen.emit import emit
 from tinygpu.legality.laws import check_schedule
 from tinygpu.machines.blackwell import Blackwell
@@ -36,15 +37,16 @@ from tinygpu.term.operation import Problem
 
 CASES = tuple(cases())
 RESULTS = FOLDER.parent / "tcgen05_corpus.json"
+RATE = 0.1 if SOAK else 0.03
 PLAIN, PAIR = CASES[0], next(c for c in CASES if "cta_pair 1" in c.name)
 
 
-def tenth(seed: int) -> Iterator[tuple[str, Case]]:
-    """Of every tenth mutant one of its points."""
+def part(seed: int) -> Iterator[tuple[str, Case]]:
+    """Of some mutants one of their points."""
     rng = np.random.default_rng(seed)
     for case in CASES:
         for name, mutant in mutants_of(case):
-            if rng.random() < 0.1:
+            if rng.random() < RATE:
                 point = case.points[int(rng.integers(len(case.points)))]
                 yield name, replace(mutant, points=(point,))
 
@@ -52,25 +54,25 @@ def tenth(seed: int) -> Iterator[tuple[str, Case]]:
 @pytest.mark.slow
 def test_mutants_of_terms_are_judged_alike() -> None:
     """What the interpreter makes fail, the graph or another law rejects; the rest is explained."""
-    row = row_of("", tuple(tenth(5)), ask=judged)
+    row = row_of("", tuple(part(5)), ask=judged)
     assert row["told"]["missed"] == []
     assert row["told"]["refused"] == []
     assert not [x for x in row["told"]["conservative"] if of_term(x, {}) == UNEXPLAINED]
     assert row["illegal"] > 5 * row["conservative"]
-    assert row["legal"] > 10
+    assert row["legal"] > 3
 
 
 @pytest.mark.slow
 def test_wrong_texts_are_found() -> None:
-    """Every fourth of two kernels: of one CTA, and of a pair."""
+    """Some of two kernels: of one CTA, and of a pair."""
     for case in (CASES[2], PAIR):
-        row = explained("texts", tcgen05_corpus.row_of_text(case, step=4))
+        row = explained("texts", tcgen05_corpus.row_of_text(case, step=draws(8, 4)))
         assert UNEXPLAINED not in row["categories"]
         assert row["found"] >= 0.7 * row["mutants"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", range(6))
+@pytest.mark.parametrize("number", range(draws(2, 6)))
 def test_drawn_schedules_are_right(number: int) -> None:
     """Assembled without a spill or a warning, right for both interpreters in every order."""
     rng = np.random.default_rng(number)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.fake_gpu import Gpu, installed
 from tests.hopper_terms import dos, rebuffered, term
 from tests.ptx_runs import unchecked as emit
+from tests.sample import draws
 from tests.term_threads import Thread, once, seen
 from tinygpu.codegen.kernel.tensor_map import tensor_map_of, tensor_maps
 from tinygpu.codegen.runtime.maps import TensorMap, encode
@@ -92,7 +93,7 @@ def hand(do: Do, *buffers: Buffer) -> Program:
     )
 
 
-@settings(max_examples=60)
+@settings(max_examples=draws(24, 60))
 @given(
     st.tuples(st.booleans(), st.booleans()),
     st.sampled_from([8, 24, 64, 136, 256]),

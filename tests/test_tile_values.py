@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tests.ptx_runs import parsed, unchecked
+from tests.sample import draws
 from tests.tile_terms import ALL, BAND, CAUSAL, COLUMNS, LOWER, blocks, flash, masked, write_blocks
 from tinygpu.codegen.emit import emit
 from tinygpu.codegen.kernel.ptx import Text
@@ -165,7 +166,7 @@ def small(draw: st.DataObject, names: list[str]) -> Expression:
     )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=draws(12, 30), deadline=None)
 @given(st.data())
 def test_every_walk_counts_as_the_sum_over_the_tiles_before(data: st.DataObject) -> None:
     rows, columns, raster = (data.draw(st.integers(1, 4)) for _ in range(3))
@@ -264,7 +265,7 @@ def test_one_consumer_takes_all_tiles_so_that_its_turns_count_as_tiles() -> None
     assert right
 
 
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=draws(3, 4), deadline=None)
 @given(st.data())
 def test_code_and_interpreter_count_alike(data: st.DataObject) -> None:
     expression = apply("min", COLUMNS, small(data, ["br", "bc"]))

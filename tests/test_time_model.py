@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from benchmarks import fit_hopper, time_model
 from benchmarks.oracle import CASES, COLUMNS, FITTING, HELD_OUT
 from benchmarks.peers import FOLDER
+from tests.sample import draws
 from tinygpu.machines import MACHINES
 from tinygpu.search.time.breakdown import Breakdown
 from tinygpu.search.time.fitted import INTERVALS
@@ -29,7 +30,7 @@ def tree(first: list[float], second: list[float], best: int = 2) -> dict[str, An
     return {"case": case, "best": best, "first": first, "second": second}
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=draws(16, 40), deadline=None)
 @given(Times, st.integers(1, 4))
 def test_random_choice_is_the_mean_of_all_choices(times: list[int], count: int) -> None:
     """What is expected of a draw without putting back is the mean over all draws."""
@@ -38,7 +39,7 @@ def test_random_choice_is_the_mean_of_all_choices(times: list[int], count: int) 
     assert found == pytest.approx(sum(least) / len(least))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=draws(16, 40), deadline=None)
 @given(Times, st.randoms())
 def test_a_row_knows_right_from_wrong(times: list[int], random: Any) -> None:
     """A model that is right has no regret, one that is upside down the most, any in between."""
@@ -116,7 +117,7 @@ def test_the_table_is_of_this_model() -> None:
     assert math.isfinite(table["summaries"]["hopper"]["regret_at_1"])
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=draws(4, 10), deadline=None)
 @given(st.integers(0, 999))
 def test_intervals_hold_on_shapes_that_they_are_not_made_of(seed: int) -> None:
     """Shapes that are off as a whole widen them; nine in ten times of further shapes lie within."""

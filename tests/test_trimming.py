@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.ptx_runs import run_matmul, term_of
+from tests.sample import draws
 from tinygpu.codegen.emit import emit
 from tinygpu.codegen.kernel.tensor_map import tensor_maps
 from tinygpu.codegen.runtime.maps import box_of
@@ -47,7 +48,7 @@ def with_trimmed(program: Program, wanted: bool) -> Program:
     return changed(program, of)
 
 
-@settings(max_examples=24)
+@settings(max_examples=draws(9, 24))
 @given(
     st.sampled_from(["plain", "two consumers", "cluster", "persistent", "swapped", "shared k"]),
     st.integers(1, 300),

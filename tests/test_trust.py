@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from benchmarks import time_model
 from benchmarks.oracle import HELD_OUT, path_of, still
+from tests.sample import draws
 from tinygpu.cli import app
 from tinygpu.cli.heuristics import heuristics
 from tinygpu.cli.trusting import cases_in, rankings
@@ -33,7 +34,7 @@ def case(path: Path) -> Evidence:
     return found
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=draws(24, 60), deadline=None)
 @given(scored, st.integers(1, 4), st.integers(0, 2**32 - 1))
 def test_regret_of_ties_is_the_mean_over_their_orders(
     both: list[tuple[int, int]], count: int, seed: int

@@ -1,0 +1,34 @@
+"""How much a test asks about: a part of its corpus; with ``SOAK`` set (``make soak``) all of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from itertools import cycle, islice, product
+from typing import TypeVar
+
+__all__ = ["SHARED", "SOAK", "by_turns", "draws", "some"]
+
+SOAK = bool(os.environ.get("SOAK"))
+SHARED: Mapping[str, str] = {} if SOAK else {"a_from": "smem", "b_from": "smem", "edges": "guard"}
+"""Decisions of ``simt``, made in a part of its space; at a soak none."""
+S = TypeVar("S")
+T = TypeVar("T")
+
+
+def some(values: Iterable[T], every: int, first: int = 0) -> tuple[T, ...]:
+    """Return one of ``every`` so many values, from the ``first`` on; at a soak each."""
+    return tuple(values) if SOAK else tuple(values)[first::every]
+
+
+def draws(few: int, many: int) -> int:
+    """Return how many to draw: few, at a soak many."""
+    return many if SOAK else few
+
+
+def by_turns(values: Iterable[S], others: Iterable[T]) -> tuple[tuple[S, T], ...]:
+    """Return pairs in which all values and all others occur, by turns; at a soak every pair."""
+    some, more = tuple(values), tuple(others)
+    if SOAK:
+        return tuple(product(some, more))
+    return tuple(islice(zip(cycle(some), cycle(more), strict=False), max(len(some), len(more))))
