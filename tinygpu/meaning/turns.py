@@ -64,7 +64,7 @@ def taken(tiles: Tiles, number: int, clusters: int, *, snake: bool) -> Tiles:
     >>> [taken(range(8), number, 3, snake=True) for number in range(3)]
     [[0, 5, 6], [1, 4, 7], [2, 3]]
     """
-    found = []
+    found: list[tuple[int, ...]] = []
     for first in range(0, len(tiles), clusters):
         back = snake and len(found) % 2
         at = first + (clusters - 1 - number if back else number)
