@@ -55,7 +55,8 @@ class Ring(Machine):
                     k.arrive(empty[step - self.in_flight])
             k.wait_group("wgmma", 0)
             for _ in k.each("far"):  # 64 rows at a time need fewer registers
-                k.store(c[f"{at}, {rows}, {columns}"], sums)  # rounds to c's type
+                for _ in k.each("half"):  # and row after row they are neighbours in L2
+                    k.store(c[f"{at}, {rows}, {columns}"], sums)  # rounds to c's type
 
 
 if __name__ == "__main__":

@@ -135,8 +135,8 @@ def test_each_ctas_half_goes_to_both() -> None:
     text = emit(term())
     assert text.count(".multicast::cluster") == 2
     assert text.count("mapa") >= 2
-    assert "multicast" not in emit(term(cluster=1))
-    assert "mapa" not in emit(term(cluster=1))
+    assert "multicast" not in emit(term(cluster_m=1))
+    assert "mapa" not in emit(term(cluster_m=1))
     boxes = {str(s.write): s.values for r in term().roles for s in dos(r.body) if s.multicast}
     assert [values[:2] for values in boxes.values()] == [(64, 32), (64, 32)]
 
@@ -181,7 +181,7 @@ def test_time_knows_what_is_shared() -> None:
         program = Attention().program(attention(), Chosen({**STARTS["pair multicast"], **others}))
         return float(Placed.of(features(program, here, DEVICE)).asked_bytes)
 
-    alone, shared = asked(cluster=1), asked()
+    alone, shared = asked(cluster_m=1), asked()
     assert 0.5 * alone < shared < 0.9 * alone
     assert term().grid_extents(sizes(4096, 4096))[-1] == 32
     assert term().grid_extents(sizes(4097, 4096))[-1] == 33
@@ -192,11 +192,11 @@ def test_times_over_a_space_are_those_of_each_term(turns: str) -> None:
     """Arrivals and bytes differ in it; the ranking follows all."""
     operation = attention(mask="causal")
     problem = Problem.of(operation, l=1, h=4, g=2, m=1300, n=1420, d=64, e=64)
-    open_ = {"cluster", "stages_k", "tile_n"}
+    open_ = {"cluster_m", "stages_k", "tile_n"}
     fixed: dict[str, Any] = {n: v for n, v in STARTS["pair multicast"].items() if n not in open_}
     fixed |= {"depth": 64, "turns": turns, "tile_n": (64, 128), "stages_k": (2, 3)}
     found = rank(Space(MACHINE, problem, DEVICE, fixed=fixed), 8)
-    assert {row.schedule["cluster"] for row in found.best} == {1, 2}
+    assert {row.schedule["cluster_m"] for row in found.best} == {1, 2}
     assert len(found.best) == 8
     for row in found.best:
         program = row.schedule.program(MACHINE, operation)
@@ -418,9 +418,9 @@ def test_tile_values_are_those_of_a_cluster() -> None:
 
 @pytest.mark.parametrize("point", ["fa3", "wide", "pair multicast"])
 def test_older_schedules_have_no_cluster(point: str) -> None:
-    older = {name: v for name, v in STARTS[point].items() if name != "cluster"}
-    assert Schedule.of(MACHINE, older)["cluster"] == 1
+    older = {name: v for name, v in STARTS[point].items() if name != "cluster_m"}
+    assert Schedule.of(MACHINE, older)["cluster_m"] == 1
     problem = Problem.of(attention(mask="causal"), **sizes(4096, 4096, h=8, d=128, e=128))
-    schedule = Schedule.of(MACHINE, older).with_(cluster=2)
+    schedule = Schedule.of(MACHINE, older).with_(cluster_m=2)
     broken = [one.law for one in check_schedule(schedule, MACHINE, problem, DEVICE)]
     assert not broken

@@ -83,7 +83,7 @@ def test_a_summary_counts_by_family() -> None:
 
 def test_a_fragment_in_too_few_cells_is_an_error_of_the_term() -> None:
     """Not an exception of NumPy, whatever the laws say of it."""
-    make = dict(families.changed("hopper plain")["storage"])["sums half a stage"]
+    make = dict(families.changed("hopper plain")["storage"])["sums dimension 2 shorter"]
     word, law, found = families.outcome(make, ({"m": 128, "n": 64, "k": 64},), "h200")
-    assert (word, law) == ("illegal", "storage")
-    assert "touches sums[0, 1, 0, 0, 0], outside of [1, 2, 4, 2, 2]" in found
+    assert (word, law) == ("illegal", "inside")
+    assert "touches sums[0, 0, 3, 0, 0], outside of [1, 2, 3, 2, 2]" in found

@@ -276,10 +276,10 @@ def placed(program: Program, thread: Thread, at: Element, sizes: dict[str, int])
     """Where in c the element of a consumer's sums belongs."""
     do, _ = statement(program, "st.global")
     rows, columns = by_columns(do)
-    wide = 8 * math.prod(do.values[2:])
+    wide = 8 * math.prod(do.values[1:])  # of pair, groups
     env: dict[str, int] = {**thread.ranks(thread.rank), "w": thread.number // 128}
     env |= dict(zip(("br", "bc"), tiles_of(program, sizes)[thread.cluster], strict=True))
-    env |= {"far": at[0] // 64, "chunk": at[1] // wide}
+    env |= {"far": at[0] // 64, "chunk": at[1] // wide, "half": 0}  # which 64 rows have
     place = [o.evaluate(env) for o in do.write.origin]
     place[rows] += at[0] % 64
     place[columns] += at[1] % wide

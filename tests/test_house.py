@@ -87,7 +87,7 @@ EDGES = {
 }
 """Which rooms each room imports, apart from ``tinygpu`` itself: errors, the reader of files."""
 
-LINES = {"tinygpu": 35350, "search": 9500, "codegen": 18710}
+LINES = {"tinygpu": 35480, "search": 9500, "codegen": 18710}
 """The most lines of each top folder, today; together they are to become 36,000.
 
 They grew since: strategies, the command ``store`` and four causes of the time model; clusters,

@@ -137,7 +137,7 @@ def confirmed(program: Program, found: Cover) -> bool:
 @pytest.mark.parametrize("cluster", [1, 2])
 @pytest.mark.parametrize("mask", ["none", "causal"])
 def test_pairs_are_counted_right(mask: str, cluster: int) -> None:
-    program = term(mask, "fa2", consumers=2, tile_n=80, cluster=cluster)
+    program = term(mask, "fa2", consumers=2, tile_n=80, cluster_m=cluster)
     for m, n in ((1, 1), (130, 90), (70, 200), (200, 33)):
         assert counted(program, m, n) == visible(program, m, n)
 

@@ -196,7 +196,7 @@ class Attention(FlashAttention):
     together = Choice("kv heads", "group", structural=True, meaning="heads that are neighbours")
     raster = Choice(1, 2, 4, 8, 16, 32, meaning="neighbours visited together")
     early = Choice(0, 1, meaning="start while the kernel before ends (1)")
-    cluster = Choice(1, 2, before=1, meaning="CTAs of a cluster: they share keys and values")
+    cluster_m = Choice(1, 2, before=1, meaning="CTAs of a cluster: they share keys and values")
 
     @property
     def keys_by(self) -> str:  # type: ignore[override]
@@ -261,7 +261,7 @@ class Attention(FlashAttention):
     @property
     def span(self) -> Any:
         """Queries of a tile: of all CTAs of a cluster."""
-        return self.rows * self.cluster
+        return self.rows * self.cluster_m
 
     def forward(self, k: Kernel) -> None:
         """Let a producer fill the rings; let consumers multiply twice a block, and store."""
@@ -272,9 +272,9 @@ class Attention(FlashAttention):
         k.grid(*(("bm", *heads) if snake else (*heads, "bm")))
         if self.order != "straight":
             k.walk_down("bm")
-        k.cluster(rank=self.cluster)
+        k.cluster(rank=self.cluster_m)
         k.tile(tm=self.rows, tn=self.tile_n, td=self.depth, te=self.depth)
-        several = self.consumers * self.cluster
+        several = self.consumers * self.cluster_m
         rings = [
             BlockRing(k, name, lines, wide, stages, releases)
             for name, lines, wide, stages, releases in (
@@ -577,7 +577,7 @@ _FA2: Mapping[str, Value] = {
     "depth": 128, "consumers": 2, "tile_n": 128, "stages_k": 2, "stages_v": 2, "stages_q": 1,
     "skew": 0, "rescale": "after", "turns": "none", "queries": "shared", "weights": "registers",
     "epilogue": "direct", "persistent": 1,
-    "order": "straight", "together": "kv heads", "raster": 1, "early": 0, "cluster": 1,
+    "order": "straight", "together": "kv heads", "raster": 1, "early": 0, "cluster_m": 1,
 }  # fmt: skip
 _SKEWED = {**_FA2, "skew": 1}
 _FA3 = {**_SKEWED, "turns": "named"}
@@ -585,7 +585,7 @@ _LINES = {**_SKEWED, "epilogue": "tma"}
 _AHEAD = {**_LINES, "stages_q": 2}
 _LONGEST = {**_LINES, "order": "longest", "raster": 16}
 _SNAKE = {**_LINES, "order": "snake"}
-_PAIR = {**_LONGEST, "cluster": 2}
+_PAIR = {**_LONGEST, "cluster_m": 2}
 _WIDE = {**_SKEWED, "tile_n": 176}
 _ONE = {**_WIDE, "persistent": 0, "order": "longest", "raster": 8}
 _DEEP = {**_SKEWED, "depth": 256, "tile_n": 64}
@@ -593,7 +593,7 @@ _MBARRIERS = {**_FA3, "turns": "mbarrier"}
 _HELD = {**_LINES, "queries": "registers"}
 _HELD_LONGEST = {**_LONGEST, "queries": "registers"}
 _HELD_SNAKE = {**_SNAKE, "queries": "registers"}
-_HELD_PAIR = {**_HELD, "cluster": 2}
+_HELD_PAIR = {**_HELD, "cluster_m": 2}
 _MEMORY = {**_SKEWED, "depth": 64, "consumers": 3, "tile_n": 192, "weights": "shared"}
 
 STARTS: Mapping[str, Mapping[str, Value]] = {
