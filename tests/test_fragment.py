@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import product
@@ -276,7 +275,7 @@ def placed(program: Program, thread: Thread, at: Element, sizes: dict[str, int])
     """Where in c the element of a consumer's sums belongs."""
     do, _ = statement(program, "st.global")
     rows, columns = by_columns(do)
-    wide = 8 * math.prod(do.values[1:])  # of pair, groups
+    wide = 8 * do.values[-1]  # groups of columns
     env: dict[str, int] = {**thread.ranks(thread.rank), "w": thread.number // 128}
     env |= dict(zip(("br", "bc"), tiles_of(program, sizes)[thread.cluster], strict=True))
     env |= {"far": at[0] // 64, "chunk": at[1] // wide, "half": 0}  # which 64 rows have

@@ -325,7 +325,7 @@ def test_a_candidate_that_the_deadline_cuts_off_is_not_said_to_hang(
                 [simt], first_of(simt), store=store, peers=(),
                 until=Deadline.within(2.0, time.monotonic),
             )  # fmt: skip
-        assert time.monotonic() - begun < 3.5
+        assert time.monotonic() - begun < 10  # not the 30 that it sleeps
         assert len(store) == 0
 
 

@@ -271,12 +271,13 @@ class TileStore:
         """Store chunk by chunk: straight to c, or through shared memory and by TMA."""
         k, machine, c = self.k, self.machine, self.c
         if machine.epilogue == "direct":
-            # An epilogue's steps are registers too: 8 columns at a time.  Else row after row, as
-            # the sectors of one row are neighbours in L2.
-            by = "half" if k.op.epilogue == ACC else "group"
+            # An epilogue's steps are registers too: 8 columns at a time.  Else one row of c after
+            # another: sectors of one row are neighbours in L2.
+            by = "" if machine.swap else "half"
+            by = "group" if k.op.epilogue != ACC else by
             for _ in k.each("far"):
                 for _ in k.each("chunk"):
-                    for _ in k.each(by):
+                    for _ in k.each(by) if by else (None,):
                         k.store(c[self.at], self.finished(sums))
             return
         store = k.stmatrix if DTYPES[c.dtype].bytes == 2 else k.store
