@@ -172,6 +172,8 @@ def schedules(draw: st.DrawFn) -> tuple[dict[str, Any], Program]:
         wide = values["tile_n"] // values["cluster_k"]
         values |= {"store_n": wide & -wide, "store_stages": 1}
     wrong = {r.name for r in Hopper().requires(operation, Chosen(values)) if not r.holds}
+    part = values["tile_n"] // values["cluster_k"]
+    assume("shared_k" not in wrong or part & (part - 1) == 0)  # 48 columns lie in two slabs of 64
     assume(wrong <= {"accumulators", "turns", "shared_k"})
     return values, Hopper().program(operation, Chosen(values))
 
