@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from tests.sample import by_turns
 from tinygpu.cli import app
 from tinygpu.cli.given import machine_named
 from tinygpu.codegen.run import provenance
@@ -82,9 +83,9 @@ def fixed(point: Mapping[str, Value]) -> list[str]:
     return [word for name, value in point.items() for word in ("--fix", f"{name}={value}")]
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_an_operation_goes_through_every_command(name: str, tmp_path: Path) -> None:
-    """search, check, emit, explain, run and the plots; the file names the device."""
+@pytest.mark.parametrize(("name", "picture"), by_turns(CASES, ["times", "timeline"]))
+def test_an_operation_goes_through_every_command(name: str, picture: str, tmp_path: Path) -> None:
+    """search, check, emit, explain, run and a plot; the file names the device."""
     words, point = CASES[name]
     said("search", *words, *fixed(point), "--out", tmp_path)
     path = tmp_path / "01.json"
@@ -95,9 +96,8 @@ def test_an_operation_goes_through_every_command(name: str, tmp_path: Path) -> N
     tree = json.loads(said("run", path, "--backend", "interpreter", "--json"))
     assert tree["right"]
     assert 0 < tree["error"] <= 1 or name == "elementwise bf16"  # which rounds nothing
-    for picture in ("times", "timeline"):
-        said("plot", picture, path, "-o", tmp_path / f"{picture}.png")
-        assert (tmp_path / f"{picture}.png").read_bytes().startswith(b"\x89PNG")
+    said("plot", picture, path, "-o", tmp_path / f"{picture}.png")
+    assert (tmp_path / f"{picture}.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.fixture

@@ -74,7 +74,7 @@ def apart(asked: Meaning) -> bool:
     return all(a != b for a, b in combinations(asked.asked[-1].values(), 2))
 
 
-@pytest.mark.parametrize(("machine", "point", "operation"), some(POINTS, 2))
+@pytest.mark.parametrize(("machine", "point", "operation"), some(POINTS, 3))
 def test_named_points_compute_their_operation(
     machine: str, point: Mapping[str, Any], operation: Operation
 ) -> None:
