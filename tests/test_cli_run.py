@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import pytest
 from typer.testing import CliRunner, Result
 
+from tests.sample import some
 from tinygpu.cli import app
 from tinygpu.codegen.emit import emit
 from tinygpu.codegen.run import interpretation
@@ -57,6 +58,11 @@ def test_every_machine_is_interpreted(machine: str, run: Callable[..., Result]) 
     assert "no hazards" in result.stdout
     assert "interpreted, not timed" in result.stdout
     assert "no run on a GPU: GPU: this machine has none" in result.stdout
+
+
+@pytest.mark.parametrize("machine", some(POINTS, 4))
+def test_all_is_told_as_json(machine: str, run: Callable[..., Result]) -> None:
+    """What was run, with which seed, and how far off it is."""
     tree = json.loads(run(machine, "--backend", "interpreter", "--seed", 5, "--json").stdout)
     assert (tree["where"], tree["seed"], tree["findings"]) == ("interpreter", 5, [])
     assert tree["orders"] == ["late", "early", "random"]
