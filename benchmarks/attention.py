@@ -357,7 +357,7 @@ def _sdpa(backend: str, one: Case, data: Data) -> Enqueue:
     attend = torch.nn.functional.scaled_dot_product_attention
 
     def run() -> Array:
-        with sdpa_kernel(SDPBackend[backend]):
+        with sdpa_kernel(getattr(SDPBackend, backend)):
             return attend(data.q, data.k, data.v, is_causal=one.causal, **more)
 
     return run
