@@ -519,6 +519,25 @@ def _drawn() -> str:
     return f"{table}\n\n`{record['command']}`; {by}, commit {record['commit']}."
 
 
+def _assemblers() -> str:
+    """Return the same schedules by two assemblers."""
+    tree = json.loads((FOLDER.parent / "h100" / "assemblers.json").read_text(encoding="utf-8"))
+    old, new = tree["versions"]
+    told = []
+    for dtype in ("bf16", "f32"):
+        ratios = [
+            row[old]["seconds"] / row[new]["seconds"]
+            for row in tree["rows"]
+            if dtype in row["operation"]
+        ]
+        cells = (statistics.geometric_mean(ratios), min(ratios), max(ratios))
+        told.append((dtype, f"{len(ratios)}", *(f"{cell:.3f}" for cell in cells)))
+    columns = ("type", "#schedules", f"#time by {old} / by {new}", "#least", "#most")
+    record = tree["provenance"]
+    by = f"{record['device']}, driver {record['driver']}; {record['date'][:10]}"
+    return f"{_markdown(columns, told)}\n\n`{record['command']}`; {by}."
+
+
 def _fleet() -> str:
     """Return what further GPUs are worth."""
     tree = json.loads((FOLDER.parent / "h100" / "fleet.json").read_text(encoding="utf-8"))
@@ -720,6 +739,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "aims": _aims,
     "calibrated": _calibrated,
     "claim": _claim,
+    "assemblers": _assemblers,
     "demo": _demo,
     "dispatch": partial(_dispatch, "4096"),
     "dispatch hints bf16": partial(_hints, "hints bf16"),
