@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
 
 from tinygpu.devices.device import load_device
 from tinygpu.machines import MACHINES
+from tinygpu.machines.attention import STARTS
 from tinygpu.search.exact import branch
 from tinygpu.search.exact.best import Ranking, rank
 from tinygpu.search.exact.scorer import Scorer
-from tinygpu.search.time.cost import cost
-from tinygpu.search.time.recursion import Recursion
+from tinygpu.search.time.cost import cost, features, predict
+from tinygpu.search.time.recursion import Following, Recursion
 from tinygpu.space.space import Space
 from tinygpu.term.machine import Value
 from tinygpu.term.operation import Problem, attention
+from tinygpu.term.schedule import Schedule
 
 MACHINE, H200 = MACHINES["attention"], load_device("h200")
 FULL = Problem.of(attention(), l=1, h=3, g=1, m=512, n=512, d=128, e=128)
@@ -84,3 +89,29 @@ def test_only_points_that_are_asked_for_are_followed(monkeypatch: pytest.MonkeyP
     assert sum(followed) == len(points)
     assert (scorer.least(points) <= first).all()
     assert sum(followed) == len(points)
+
+
+@pytest.mark.parametrize("blocks", [11, 16, 19])
+def test_a_tail_that_is_thought_away_goes_on_at_the_period(
+    blocks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parts of tiles and of steps take as much of the time between whole ones."""
+    followed: list[int] = []
+    steps = Following.steps
+
+    def counted(self: Following, here: Any, number: int, some: Any) -> Any:
+        followed.append(len(some))
+        return steps(self, here, number, some)
+
+    monkeypatch.setattr(Following, "steps", counted)
+    point = {**STARTS["tma store"], "order": "longest", "raster": 16}
+    problem = Problem.of(
+        attention(mask="causal"), l=1, h=16, g=1, m=128 * blocks, n=128 * blocks, d=128, e=128
+    )
+    program = Schedule.of(MACHINE, point).program(MACHINE, problem.operation)
+    whole = features(program, problem.sizes, H200)
+    even = replace(whole, launch=replace(whole.launch, without=frozenset({"tail"})))
+    turns = 16 * blocks / H200.sms
+    assert turns != round(turns)
+    assert turns / math.ceil(turns) / 2 < predict(even).seconds / predict(whole).seconds < 1
+    assert sum(followed) < 1000

@@ -854,9 +854,11 @@ class Recursion:
     ) -> tuple[Times, Times, Times]:
         """Return the cycles of some points, in groups that follow as many tiles and steps.
 
-        Also the turns of their steps, and by how much these are not periodic.
+        Also the turns of their steps, and by how much these are not periodic.  Parts of a tile or
+        of a step, where the tail is thought away, go on at the period.
         """
         found = np.empty((3, len(at)))
+        tiles, steps = np.floor(tiles), np.floor(steps)
         key = ((tiles * _MANY + steps) * _MANY + window)[at]
         for value in np.unique(key):
             of = np.flatnonzero(key == value)
