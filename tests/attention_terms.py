@@ -8,11 +8,15 @@ registers.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
+from tests.hopper_terms import rewritten
 from tinygpu.term.builder import Kernel, trace
 from tinygpu.term.expression import apply, value
 from tinygpu.term.operation import attention
-from tinygpu.term.program import Program
+from tinygpu.term.program import ForTile, Program, Statement
 
 LOG2_E = math.log2(math.e)
 
@@ -101,3 +105,14 @@ def term(
             k.sync("cluster")
 
     return trace("flash", forward, attention(dtype))
+
+
+def tile_value(name: str, change: Callable[[Any], Any]) -> Callable[[Program], Program]:
+    """Change a tile value where it is made."""
+
+    def of(s: Statement) -> Statement:
+        if not isinstance(s, ForTile):
+            return s
+        return replace(s, values=tuple((n, change(e) if n == name else e) for n, e in s.values))
+
+    return lambda program: rewritten(program, of)

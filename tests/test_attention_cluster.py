@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.attention_terms import tile_value
 from tests.hopper_terms import rewritten
 from tests.test_attention_window import by_numpy, sizes
 from tinygpu.codegen.emit import emit
@@ -40,7 +41,6 @@ from tinygpu.term.program import (
     Arrive,
     Do,
     For,
-    ForTile,
     Program,
     Statement,
     Wait,
@@ -340,15 +340,6 @@ def test_a_wrong_protocol_is_illegal(name: str) -> None:
         interpret(program, here, arrays, scalars={"scale": 0.25}, seed=seed).findings
         for seed in range(12)
     )
-
-
-def tile_value(name: str, change: Callable[[Any], Any]) -> Callable[[Program], Program]:
-    def of(s: Statement) -> Statement:
-        if not isinstance(s, ForTile):
-            return s
-        return replace(s, values=tuple((n, change(e) if n == name else e) for n, e in s.values))
-
-    return lambda program: rewritten(program, of)
 
 
 def of_first_cta(program: Program) -> Program:

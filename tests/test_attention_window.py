@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.attention_terms import tile_value
 from tests.hopper_terms import rewritten
 from tests.hostile_attention import base
 from tinygpu.codegen.run.interpretation import interpret as emulated
@@ -32,7 +33,6 @@ from tinygpu.term.program import (
     Arrive,
     Do,
     Elect,
-    ForTile,
     Program,
     Statement,
     Wait,
@@ -179,17 +179,6 @@ def test_time_is_that_of_what_is_seen() -> None:
 # Mutants
 
 
-def values(name: str, change: Callable[[Any], Any]) -> Callable[[Program], Program]:
-    """Change a tile value where it is made."""
-
-    def of(s: Statement) -> Statement:
-        if not isinstance(s, ForTile):
-            return s
-        return replace(s, values=tuple((n, change(e) if n == name else e) for n, e in s.values))
-
-    return lambda program: rewritten(program, of)
-
-
 def predicate(edge: int, by: int) -> Callable[[Program], Program]:
     """Let the predicate of an edge, in their order, hide a key more or less."""
 
@@ -227,12 +216,12 @@ def guard(edge: int, change: Callable[[When], Statement | tuple[Statement, ...]]
 
 
 MUTANTS = {
-    "begins a block late": values("begin", lambda e: e + 1),
-    "begins a block early": values("begin", lambda e: apply("max", e - 1, 0)),
-    "begins at the first block": values("begin", lambda _: Constant(0)),
-    "a block too few": values("trips", lambda e: apply("max", e - 1, 0)),
-    "a block too many": values("trips", lambda e: e + 1),
-    "rows of the tile before": values(
+    "begins a block late": tile_value("begin", lambda e: e + 1),
+    "begins a block early": tile_value("begin", lambda e: apply("max", e - 1, 0)),
+    "begins at the first block": tile_value("begin", lambda _: Constant(0)),
+    "a block too few": tile_value("trips", lambda e: apply("max", e - 1, 0)),
+    "a block too many": tile_value("trips", lambda e: e + 1),
+    "rows of the tile before": tile_value(
         "begin", lambda _: (apply("max", (value("bm") - 1) * 64, 0) + 1).ceildiv(64) - 1
     ),
     "right edge hides one less": predicate(0, 1),

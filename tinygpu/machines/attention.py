@@ -54,13 +54,17 @@ class FlashAttention(Machine):
     operations = ("attention",)
     dtypes = ("bf16", "f16")
     rows_by: ClassVar[str]
-    keys_by: ClassVar[str]
     tile_by: ClassVar[str] = "m = (bm tm)"
     copied: ClassVar[str]
     """What has to be a multiple of 16 B."""
     windowed: ClassVar[bool] = False
     """Whether it does windows."""
     tile_n: Any
+
+    @property
+    def keys_by(self) -> str:
+        """In which digits threads hold keys."""
+        raise NotImplementedError
 
     @property
     def rows(self) -> Any:
@@ -199,8 +203,8 @@ class Attention(FlashAttention):
     cluster_m = Choice(1, 2, before=1, meaning="CTAs of a cluster: they share keys and values")
 
     @property
-    def keys_by(self) -> str:  # type: ignore[override]
-        """In which digits threads hold keys."""
+    def keys_by(self) -> str:
+        """In which digits threads hold keys; of weights in shared memory 64 at a time."""
         return _KEYS if self.weights == "registers" else _SLAB_KEYS
 
     def requires(self, operation: Operation, choose: Any) -> tuple[Requirement, ...]:
