@@ -107,7 +107,7 @@ def searched(
             return row | {"reason": done.stderr.strip()[-300:]}, problem, []
         tree = json.loads((out / "search.json").read_text(encoding="utf-8"))
     best = tree["best"]
-    first = min(best, key=lambda one: one["predicted_seconds"])
+    first = best[tree["model_first"] - 1]
     ran = [one for one in best if one["seconds"]]
     row |= {"evaluations": tree["evaluations"], "schedule": dict(ran[0]["decisions"]),
             "first_schedule": dict(first["decisions"]),

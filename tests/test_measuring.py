@@ -196,6 +196,9 @@ def test_the_winner_is_the_fastest_under_load(simt: Space, fake: Fake) -> None:
     fastest = sorted(coarse, key=coarse.__getitem__)[:5]
     assert first[0].schedule not in fastest  # it is there as well
     assert {c.schedule for c, _ in found.finalists} == {*fastest, first[0].schedule}
+    assert found.first == first[0].schedule
+    assert found.meanings and not any(one.wrong for one in found.meanings.values())
+    assert {*found.meanings} <= {c.schedule for c, _ in found.finalists}
     assert [found.first_seconds] == [
         m.seconds for c, m in found.finalists if c.schedule == first[0].schedule
     ]
@@ -556,6 +559,8 @@ def test_the_command_measures_and_writes(fake: Fake, tmp_path: Path) -> None:
         ("cublaslt:algorithm_3", 1e-3), ("cublaslt:algorithm_4", 2e-3),
     ]  # fmt: skip
     assert tree["cublas_seconds"] == 1e-3
+    assert tree["best"][tree["model_first"] - 1]["decisions"] == dict(problem[0].schedule.decisions)
+    assert f"the model's first choice is number {tree['model_first']} of these" in result.output
     assert tree["failed"] == []
     assert tree["provenance"]["commit"]
     assert "12 measured, until the budget was spent" in result.stdout

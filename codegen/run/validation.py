@@ -68,7 +68,8 @@ class Trial:
                 dtype=dtype,
                 between=narrowing.get(name, 0.0) * self.between.get(name, 0.0),
             )
-            worst.append(float(ratio.max()))
+            rows = ratio.max(axis=-1) if ratio.ndim else ratio  # in parallel, and then few
+            worst.append(float(rows.max()))
         return max(worst) if all(w >= 0 for w in worst) and output.untouched() else math.inf
 
 

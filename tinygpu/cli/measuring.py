@@ -19,10 +19,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from itertools import islice
+from threading import Event
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,6 +36,7 @@ from tinygpu.term.schedule import Schedule
 
 if TYPE_CHECKING:
     from tinygpu.codegen.run.measure import Base, Campaign, Crew, Options
+    from tinygpu.meaning.identity import Meaning
     from tinygpu.search.neighbourhood import Candidate
     from tinygpu.space.measurement import Measurement, Results
     from tinygpu.space.space import Space
@@ -83,9 +85,10 @@ class Tuned:
 
     ``finalists`` and ``peers`` were timed together under sustained load, the fastest first, those
     that tie by the rule of ``search/ties.py``; those that failed come last.  The model's first
-    choice is always among them: ``first_seconds`` says how long it takes, None if it failed.
-    ``evaluated`` has all that was measured, coarsely.  ``settled`` says that nothing left may be
-    faster.
+    choice, with the registers that ptxas gives where they decide, is always among them: ``first``,
+    which takes ``first_seconds``, None if it failed.  ``meanings`` says what they compute at small
+    sizes, as far as there was time while the GPU measured.  ``evaluated`` has all that was
+    measured, coarsely.  ``settled`` says that nothing left may be faster.
     """
 
     finalists: tuple[tuple[Candidate, Measurement], ...]
@@ -93,7 +96,9 @@ class Tuned:
     evaluated: Mapping[Schedule, Measurement]
     predicted: Mapping[Schedule, float]
     settled: bool
+    first: Schedule | None = None
     first_seconds: float | None = None
+    meanings: Mapping[Schedule, Meaning] = field(default_factory=dict, compare=False)
 
 
 def measured(
@@ -231,9 +236,13 @@ class _Tuning:
             raise LaunchError(
                 f"search: none of {len(self.evaluated)} schedules ran; the first: {reason}"
             )
-        finalists, theirs = self.final(right, modules)
-        first = next(m for c, m in finalists if c.schedule == self.first[0].schedule).seconds
-        return Tuned(finalists, theirs, self.evaluated, self.predicted, not self.stopped, first)
+        finalists, theirs, meanings = self.final(right, modules)
+        first = self.first[0].schedule
+        seconds_of_first = next(m for c, m in finalists if c.schedule == first).seconds
+        return Tuned(
+            finalists, theirs, self.evaluated, self.predicted, not self.stopped,
+            first, seconds_of_first, meanings,
+        )  # fmt: skip
 
     def by_code(self, first: Sequence[Candidate], until: Deadline) -> list[Candidate]:
         """Order by the time with the registers and spills that ptxas says, as far as it is asked.
@@ -368,8 +377,15 @@ class _Tuning:
 
     def final(
         self, right: Sequence[Schedule], modules: Sequence[str]
-    ) -> tuple[tuple[tuple[Candidate, Measurement], ...], tuple[Measurement, ...]]:
-        """Compare the fastest, one that starts in order and the model's first with the peers."""
+    ) -> tuple[
+        tuple[tuple[Candidate, Measurement], ...],
+        tuple[Measurement, ...],
+        Mapping[Schedule, Meaning],
+    ]:
+        """Compare the fastest, one that starts in order and the model's first with the peers.
+
+        Meanwhile small instances of them are executed here.
+        """
         from tinygpu.codegen.run.measure import SUSTAINED, peer_of
         from tinygpu.search.neighbourhood import Candidate
 
@@ -384,10 +400,15 @@ class _Tuning:
             beside += names[:_BEST_PEERS]
         options = self.rounds(SUSTAINED, len(chosen) + len(beside))
         programs = self.programs(chosen)
-        found = self.campaign.measure(
-            programs, beside, options=options, anew=True, until=self.whole,
-            against=self.incumbent(),
-        )  # fmt: skip
+        enough = Event()
+        with ThreadPoolExecutor(1) as here, ExitStack() as at_the_end:
+            at_the_end.callback(enough.set)
+            asked = here.submit(_meanings, programs, enough)
+            found = self.campaign.measure(
+                programs, beside, options=options, anew=True, until=self.whole,
+                against=self.incumbent(),
+            )  # fmt: skip
+        meanings = asked.result()
         mine = dict(zip(chosen, found[: len(chosen)], strict=True))
         theirs = _ran(found[len(chosen) :])
         if not any(m.seconds for m in mine.values()):  # there was no time for it
@@ -400,13 +421,25 @@ class _Tuning:
             [plainness(s, registers.get(s, math.inf)) for s in mine],
         )
         every = [(Candidate(s, self.predicted[s]), m) for s, m in mine.items()]
-        return tuple(every[i] for i in order), tuple(theirs)
+        return tuple(every[i] for i in order), tuple(theirs), meanings
 
     def rounds(self, options: Options, count: int) -> Options:
         """Return options with as many rounds of ``count`` candidates as there is time for."""
         left = self.whole.left() - options.warm_seconds - _CAPTURE_SECONDS * count
         possible = left / (options.burst_seconds * max(1, count)) - 1
         return replace(options, rounds=int(min(options.rounds, max(_LEAST_ROUNDS, possible))))
+
+
+def _meanings(programs: Mapping[Schedule, Program], enough: Event) -> dict[Schedule, Meaning]:
+    """Return what terms compute at small sizes; none is begun once that is enough."""
+    from tinygpu.codegen.run.agreement import computes
+
+    found: dict[Schedule, Meaning] = {}
+    for schedule, program in programs.items():
+        if enough.is_set():
+            break
+        found[schedule] = computes(program)
+    return found
 
 
 def _ran(measurements: Sequence[Measurement]) -> list[Measurement]:

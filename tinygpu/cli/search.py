@@ -78,7 +78,7 @@ _RANKED = 96
 """Schedules of the model that a search by measuring starts from, one of each spread."""
 _ASSEMBLED = 200
 """Schedules of the model that are assembled before one is trusted, one of each spread."""
-_BESIDE_SECONDS, _TELLING_SECONDS, _COMPUTING_SECONDS = 8.4, 2.0, 1.0
+_BESIDE_SECONDS, _TELLING_SECONDS = 8.4, 1.2
 """What a search by measuring may take beside its budget, less Python's start; then, to tell."""
 _RANKING_SHARE = 0.25
 """Of the whole time of a search by measuring, what the model's ranking takes at most."""
@@ -212,7 +212,7 @@ def search(
                 end = until.before(_TELLING_SECONDS)
                 tuned = _tuned(spaces, found, effort, out / "store.db", client, crew, end)
                 stack.close()
-                tree = _measured_tree(spaces, found, tuned, until.before(_COMPUTING_SECONDS))
+                tree = _measured_tree(spaces, found, tuned)
         if not measure:
             tree = tree_of(spaces, found)
             for row, meaning in zip(tree["best"], meanings, strict=True):
@@ -519,16 +519,12 @@ def _parts(one: Ranked) -> dict[str, Any]:
     return {"bottleneck": one.breakdown.bottleneck, **more}
 
 
-def _measured_tree(
-    spaces: Sequence[Space], found: Ranking, tuned: Tuned, until: Deadline
-) -> dict[str, Any]:
+def _measured_tree(spaces: Sequence[Space], found: Ranking, tuned: Tuned) -> dict[str, Any]:
     """Return a search by measuring as a tree: the finalists, the fastest first, and the peers.
 
-    Small instances are executed until the deadline; all finalists ran right on the GPU.
-
-    ``place`` is the place of a schedule's spread in the model's ranking, if it is among the first.
+    ``place`` is the place of a schedule's spread in the model's ranking, if it is among the first;
+    ``model_first`` the rank of the model's first choice.
     """
-    from tinygpu.codegen.run.agreement import computes
     from tinygpu.codegen.run.measure import peer_of
     from tinygpu.meaning.identity import summary
     from tinygpu.search.exact.best import Ranked
@@ -545,17 +541,18 @@ def _measured_tree(
     places = {spread(one.schedule): number for number, one in enumerate(found.best, 1)}
     rows: list[dict[str, Any]] = []
     meanings: list[Meaning] = []
+    model_first: int | None = None
     for candidate, run in tuned.finalists:
         schedule, number = candidate.schedule, len(rows) + 1
         program = schedule.program(machines[schedule.machine], problem.operation)
         told = "small instances were not executed: the time was over"
-        if not until.passed():
-            meaning = computes(program)
+        if (meaning := tuned.meanings.get(schedule)) is not None:
             if meaning.wrong:
                 say(f"left out: {schedule} {meaning}")
                 continue
             meanings.append(meaning)
             told = str(meaning)
+        model_first = number if schedule == tuned.first else model_first
         predicted = cost(program, problem.sizes, device)
         one = Ranked(float(predicted.seconds), schedule, predicted)
         rows.append(
@@ -577,6 +574,7 @@ def _measured_tree(
         "measured_on": tuned.finalists[0][1].device,
         "evaluations": len(tuned.evaluated),
         "settled": tuned.settled,
+        "model_first": model_first,
         "tied": sum(one is not None and one[0] == 1 for one in standing(rows)[0]),
         "meaning": summary(meanings),
         "failed": sorted({m.reason for m in tuned.evaluated.values() if m.reason}),
@@ -665,6 +663,14 @@ def show(tree: Mapping[str, Any]) -> None:
     for peer in tree.get("peers", ())[:1]:
         ratio = f"; the best is {peer['seconds'] / best:.3f} times as fast" if best else ""
         say(f"the best of cuBLASLt ({peer['name']}): {time_text(peer['seconds'])}{ratio}")
+    if timed and tree.get("model_first"):
+        first = rows[tree["model_first"] - 1]
+        slower = (
+            f", {first['seconds'] / best:.3f} times the time of the fastest"
+            if best and first["seconds"]
+            else ""
+        )
+        say(f"the model's first choice is number {first['rank']} of these{slower}")
     for row in rows:
         if timed and not row["seconds"]:
             say(f"schedule {row['rank']} failed: {row['reason']}")
