@@ -112,7 +112,8 @@ def searched(
     row |= {"evaluations": tree["evaluations"], "schedule": dict(ran[0]["decisions"]),
             "first_schedule": dict(first["decisions"]),
             "predicted_seconds": ran[0]["predicted_seconds"],
-            "first_predicted_seconds": first["predicted_seconds"]}  # fmt: skip
+            "first_predicted_seconds": first["predicted_seconds"],
+            "failed": tree["failed"]}  # fmt: skip
     both = [Schedule.of(MACHINES[machine], one["decisions"]) for one in (ran[0], first)]
     return row, problem, list(dict.fromkeys(both))
 
@@ -136,7 +137,7 @@ def beside(problem: Problem, both: Sequence[Schedule]) -> dict[str, Any]:
         "seconds": mine[both[0]].seconds, "first_seconds": mine[both[-1]].seconds,
         "peer": fastest.rpartition(":")[2], "peer_seconds": peers[fastest].seconds,
         "capped": mine[both[0]].capped, "spread": mine[both[0]].spread,
-        "reason": mine[both[0]].reason,
+        "reason": mine[both[0]].reason, "first_reason": mine[both[-1]].reason,
     }  # fmt: skip
     for module, name in ((_TORCH, "torch"), (_LT, "cublaslt"), (_TRITON, "triton")):
         times = [m.seconds or math.inf for n, m in peers.items() if n.startswith(f"{module}:")]

@@ -117,21 +117,33 @@ def _measured_by(name: str) -> str:
     return f"File `benchmarks/results/h200/{name}.json`; {'; '.join(devices)}; {when}."
 
 
+def _drawn_trees() -> list[dict[str, Any]]:
+    """Return what was found at drawn shapes, a file for each card."""
+    paths = (FOLDER.parent / card / "drawn_matmul.json" for card in ("h100", "h200"))
+    return [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+
+
 def _claim() -> str:
     """Return README's first claim: what the user's command finds at shapes nobody tuned for."""
-    tree = json.loads((FOLDER.parent / "h100" / "drawn_matmul.json").read_text(encoding="utf-8"))
-    rows = [row for row in tree["rows"] if row["seconds"]]
-    wide = [row for row in rows if row["group"] == "drawn" and row["n"] % 8 == 0]
-    others = [row for row in rows if row["group"] == "drawn" and row["n"] % 8]
-    single = [row for row in rows if row["group"] == "drawn fp32"]
-    count = len(wide) + len(others)
-    card = " ".join(tree["provenance"]["device"].split()[1:2])
+    told, most, counts = [], 0.0, []
+    for tree in _drawn_trees():
+        rows = [row for row in tree["rows"] if row["seconds"]]
+        wide = [row for row in rows if row["group"] == "drawn" and row["n"] % 8 == 0]
+        others = [row for row in rows if row["group"] == "drawn" and row["n"] % 8]
+        single = [row for row in rows if row["group"] == "drawn fp32"]
+        most = max(most, *(row["wall_seconds"] for row in rows))
+        counts.append((len(wide) + len(others), len(single)))
+        told.append(f"on an {_card(tree)} {_told(wide)}, {_told(others)} and {_told(single)}")
+    bf16, fp32 = ("/".join(map(str, dict.fromkeys(each))) for each in zip(*counts, strict=True))
     return (
-        f"At {count} bf16 shapes drawn after the code was frozen, the best that one command finds "
-        f"in {max(row['wall_seconds'] for row in rows):.0f} seconds reaches {_told(wide)} of the "
-        f"best of PyTorch, cuBLASLt and Triton on an {card} where rows are of 16 B, else "
-        f"{_told(others)}; at {len(single)} fp32 shapes {_told(single)}."
+        f"At {bf16} bf16 and {fp32} fp32 shapes drawn after the code was frozen, one command of at "
+        f"most {most:.0f} seconds finds of the best of PyTorch, cuBLASLt and Triton "
+        f"(bf16 in rows of 16 B, in others, fp32): {'; '.join(told)}."
     )
+
+
+def _card(tree: Mapping[str, Any]) -> str:
+    return str(tree["provenance"]["device"].split()[1])
 
 
 def _told(rows: Sequence[Row]) -> str:
@@ -493,30 +505,35 @@ def _held_out() -> str:
 
 def _drawn() -> str:
     """Return what the user's command finds at shapes that were drawn after the code was frozen."""
-    tree = json.loads((FOLDER.parent / "h100" / "drawn_matmul.json").read_text(encoding="utf-8"))
     parts: dict[str, Callable[[Row], bool]] = {
         "bf16, n a multiple of 8": lambda r: r["group"] == "drawn" and r["n"] % 8 == 0,
         "bf16, other n": lambda r: r["group"] == "drawn" and r["n"] % 8 != 0,
+        "bf16, of the main shapes": lambda r: r["group"] == "main",
         "fp32": lambda r: r["group"] == "drawn fp32",
     }
-    told = []
-    for name, of in parts.items():
-        mine = [row for row in tree["rows"] if of(row)]
-        cells = [name, f"{len(mine)}"]
-        for field in ("seconds", "first_seconds"):
-            ratios = [row["peer_seconds"] / row[field] for row in mine]
-            behind = sum(ratio < 1 for ratio in ratios)
-            cells += [
-                f"{statistics.geometric_mean(ratios):.3f}", f"{min(ratios):.3f}", f"{behind}"
-            ]  # fmt: skip
-        walls = [row["wall_seconds"] for row in mine]
-        told.append((*cells, f"{statistics.median(walls):.1f} s", f"{max(walls):.1f} s"))
-    columns = ("shapes", "#count", "#best found", "#least", "#behind", "#model's first", "#least",
-               "#behind", "#wall, median", "#most")  # fmt: skip
-    record = tree["provenance"]
-    by = f"{record['device']}, driver {record['driver']}; {record['date'][:10]}"
-    table = _markdown(columns, told)
-    return f"{table}\n\n`{record['command']}`; {by}, commit {record['commit']}."
+    told, records = [], []
+    for tree in _drawn_trees():
+        for name, of in parts.items():
+            mine = [row for row in tree["rows"] if of(row)]
+            if not mine:
+                continue
+            cells = [_card(tree), name, f"{len(mine)}"]
+            for field in ("seconds", "first_seconds"):
+                ratios = [row["peer_seconds"] / row[field] for row in mine if row[field]]
+                failed = len(mine) - len(ratios)
+                behind = f"{sum(ratio < 1 for ratio in ratios) + failed}"
+                behind += f", {failed} failed" if failed else ""
+                cells += [
+                    f"{statistics.geometric_mean(ratios):.3f}", f"{min(ratios):.3f}", behind
+                ]  # fmt: skip
+            walls = [row["wall_seconds"] for row in mine]
+            told.append((*cells, f"{statistics.median(walls):.1f} s", f"{max(walls):.1f} s"))
+        record = tree["provenance"]
+        by = f"{record['device']}, driver {record['driver']}; {record['date'][:10]}"
+        records.append(f"`{record['command']}`; {by}, commit {record['commit'][:12]}.")
+    columns = ("card", "shapes", "#count", "#best found", "#least", "#behind", "#model's first",
+               "#least", "#behind", "#wall, median", "#most")  # fmt: skip
+    return "\n\n".join((_markdown(columns, told), *records))
 
 
 def _assemblers() -> str:

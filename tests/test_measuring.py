@@ -197,7 +197,8 @@ def test_the_winner_is_the_fastest_under_load(simt: Space, fake: Fake) -> None:
     assert first[0].schedule not in fastest  # it is there as well
     assert {c.schedule for c, _ in found.finalists} == {*fastest, first[0].schedule}
     assert found.first == first[0].schedule
-    assert found.meanings and not any(one.wrong for one in found.meanings.values())
+    assert found.meanings
+    assert not any(one.wrong for one in found.meanings.values())
     assert {*found.meanings} <= {c.schedule for c, _ in found.finalists}
     assert [found.first_seconds] == [
         m.seconds for c, m in found.finalists if c.schedule == first[0].schedule
