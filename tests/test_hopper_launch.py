@@ -8,11 +8,14 @@ import numpy as np
 import pytest
 
 from tests.fake_gpu import Array, Gpu, installed
-from tinygpu.codegen.emit import integer_values
+from tinygpu.codegen.emit import emit, integer_values
+from tinygpu.codegen.emulator import Module
+from tinygpu.codegen.run.interpretation import execute, unwritten_outputs
 from tinygpu.codegen.run.launch import Kernel
 from tinygpu.codegen.runtime.driver import active_clusters
 from tinygpu.codegen.runtime.maps import TensorMap, encode
 from tinygpu.errors import LaunchError
+from tinygpu.isa.memory import DTYPES
 from tinygpu.machines.hopper import STARTS, Hopper
 from tinygpu.term.machine import Chosen, Value
 from tinygpu.term.operation import matmul
@@ -126,6 +129,9 @@ REFUSED: dict[str, tuple[str, Array, Array, Any, str]] = {
                     "a: address .* not a multiple of 16 B"),
     "odd n": ("plain", half(64, 64), half(63, 64), None, "c moves 2 elements at once, but .* 63"),
     "n by TMA": ("tma store", half(64, 64), half(68, 64), None, "c moves 8 .* ld_c is 68"),
+    "one row by TMA": ("tma store", half(1, 64), half(68, 64), None, "c moves 8 .* n is 68"),
+    "rows apart by TMA": ("tma store", half(64, 64), half(68, 64), half(64, 68, strides=(144, 2)),
+                          "c moves 8 .* n is 68"),
     "k": ("plain", half(64, 64), half(64, 72), None, "axis k is 64"),
     "shape of c": ("plain", half(64, 64), half(64, 64), half(64, 32), "axis n is 64"),
     "type": ("plain", half(64, 64), Array((64, 64), np.float32), None, "b: dtype f32"),
@@ -162,3 +168,19 @@ def test_refusals_of_the_driver_are_said(fake: Gpu, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(fake.driver, "cuTensorMapEncodeTiled", lambda *a: 1)
     with pytest.raises(LaunchError, match="Tiled: ERROR_1: its words; check the"):
         encode(TensorMap("a", "f16", (64, 8), 3), 0, (8, 64), (64, 1))
+
+
+@pytest.mark.parametrize(("n", "said"), [(66, "a line ends 4 B after a multiple of 16"), (72, "")])
+def test_a_store_past_the_end_of_a_line_is_found(n: int, said: str) -> None:
+    """TMA stores whole pieces of 16 B: the emulator finds it in code that no law let through."""
+    program, sizes = (
+        Hopper().program(matmul("bf16", layout="nt"), Chosen(STARTS["tma store"])),
+        {"m": 1, "n": n, "k": 64},
+    )
+    shapes = program.operation.shapes(sizes)
+    arrays: dict[str, Any] = {o.name: np.ones(shapes[o.name]) for o in program.operation.inputs}
+    arrays = {o.name: DTYPES[o.dtype].round(arrays[o.name]) for o in program.operation.inputs}
+    module = Module.parse(emit(program, "sm_90a", unchecked=True))
+    report = execute(program, sizes, arrays | unwritten_outputs(program, shapes), module)
+    assert [f.kind for f in report.findings] == ["address"] * bool(said)
+    assert all(said in str(f) for f in report.findings)

@@ -120,7 +120,10 @@ def test_lines_of_arrays_are_multiples_of_16_bytes() -> None:
     assert serves(term("plain"), {"m": 7, "n": 66, "k": 104}) == ()
     stored = term("tma store")
     assert [v.law for v in serves(stored, {"m": 7, "n": 66, "k": 104})] == ["tma_strides"]
-    assert serves(stored, {"m": 1, "n": 66, "k": 104}) == ()  # one line has no next one
+    assert serves(term("plain"), {"m": 1, "n": 66, "k": 104}) == ()  # one line has no next one
+    (said,) = serves(stored, {"m": 1, "n": 66, "k": 104})  # but is stored by pieces of 16 B
+    assert "a line has 132 B" in str(said)
+    assert serves(stored, {"m": 1, "n": 72, "k": 104}) == ()
     far = {"m": 64, "n": 64, "k": 1 << 31}
     laws = {v.law: v for v in serves(term("plain"), far)}
     assert set(laws) == {"integers", "tma_coordinates"}

@@ -124,6 +124,7 @@ class _Part:
     fill: float = 0.0
     coordinates: tuple[int, ...] = ()
     start: int = 0
+    torn: int = 0  # bytes of a line's last piece of 16 B, where the line ends in it
 
     def load(self, run: Run) -> Array:
         """Return the bytes, with ``fill`` for what does not exist."""
@@ -161,7 +162,9 @@ def _boxed(run: Run, thread: int, pointer: int, *coordinates: int) -> _Part | No
         run.find("descriptor", f"{len(coordinates)} coordinates for {held}")
         return None
     dtype, places = TYPES[held.dtype], held.places(coordinates)
-    return _Part(held.box_bytes, held.swizzle, dtype, *places, held.fill, coordinates)
+    reaches = 0 < held.shape[0] - coordinates[0] < held.box[0]
+    torn = held.shape[0] * held.width % 16 if reaches else 0
+    return _Part(held.box_bytes, held.swizzle, dtype, *places, held.fill, coordinates, torn=torn)
 
 
 def _plain(run: Run, dtype: np.dtype[Any], thread: int, start: int, total: int) -> _Part | None:
@@ -371,6 +374,11 @@ def _store(d: Decoder, i: Instruction) -> Action:
             if min(part.coordinates, default=0) < 0:
                 where = list(part.coordinates)
                 run.find("address", f"a store begins at {where}", thread=thread)
+            if part.torn:
+                message = (
+                    f"a line ends {part.torn} B after a multiple of 16, and whole ones are stored"
+                )
+                run.find("address", message, thread=thread)
             flat = _chunks(run, (cta, offset), part)
             if flat is not None:
                 _put(run, thread, flat, part, reduction)

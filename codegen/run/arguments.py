@@ -108,13 +108,16 @@ def _global(statement: Do | Exit) -> Iterator[Access]:
 
 
 def _guarded(program: Program) -> set[str]:
-    """Return the arrays whose last extent is asked for by the vector."""
+    """Return the arrays whose last extent is asked for by the vector.
+
+    TMA stores whole pieces of 16 B, past the end of a line; what it loads from there is zero.
+    """
     return {
         a.buffer.name
         for s, _ in walk(program)
-        if isinstance(s, Do) and s.instruction.unit != "tma"
+        if isinstance(s, Do)
         for a in _global(s)
-        if a.guard and bool(a.guard[-1])
+        if (a is s.write if s.instruction.unit == "tma" else a.guard and bool(a.guard[-1]))
     }
 
 

@@ -51,7 +51,9 @@ _SLICE_BYTES = 32  # spec: wgmma's k
 def tma_strides(case: Case, place: Place) -> Iterator[Clause]:
     """Check the distance between an array's lines; one line may lie so.
 
-    That the array itself starts at a multiple of 16 B is asked at launch, which knows its address.
+    A store writes whole pieces of 16 B, so a line that is stored ends where one does: said by
+    Triton's documentation of descriptors.  That the array itself starts at a multiple of 16 B is
+    asked at launch, which knows its address.
     """
     if place.do.instruction.unit != "tma":
         return
@@ -59,12 +61,16 @@ def tma_strides(case: Case, place: Place) -> Iterator[Clause]:
     lines: Any = 1
     for size, stride in zip(buffer.shape, buffer.stride, strict=True):
         lines = case.number(size) if isinstance(stride, str) else lines
-    for stride in buffer.stride:
+    for dimension, stride in enumerate(buffer.stride):
         if isinstance(stride, str):
             apart = case.number(stride) * buffer.type.bytes
             text = "{}: lines are {} B apart; TMA needs a multiple of {} B"
             holds = (apart % _PIECE_BYTES == 0) | (lines == 1)
             yield Clause(holds, text, (buffer.name, apart, _PIECE_BYTES))
+        elif place.do.write.buffer is buffer and np.all(np.equal(stride, 1)):
+            size = case.number(buffer.shape[dimension]) * buffer.type.bytes
+            text = "{}: a line has {} B; TMA stores whole pieces of {} B, past its end, too"
+            yield Clause(size % _PIECE_BYTES == 0, text, (buffer.name, size, _PIECE_BYTES))
 
 
 def tma_coordinates(case: Case, place: Place) -> Iterator[Clause]:
@@ -253,7 +259,8 @@ TENSOR_LAWS: Mapping[str, Law] = {
     for law in (
         Law(
             "tma_strides",
-            "States that an array that TMA moves has lines a multiple of 16 B apart.",
+            "States that an array that TMA moves has lines a multiple of 16 B apart, and that one "
+            "that it stores has lines of a multiple of 16 B.",
             _MAPS + " (globalStrides, globalDim)",
             "pad the rows to multiples of 16 B, or use the machine simt",
             of_place=tma_strides,
