@@ -136,6 +136,15 @@ def tma_box(case: Case, place: Place) -> Iterator[Clause]:
     text = "{}: its boxes lie {} B apart in {}, no multiple of {}"
     holds = (many == 1) | (side * row % _BOX_BYTES == 0)
     yield Clause(holds, text, (do, side * row, smem.buffer.name, _BOX_BYTES))
+    for dimension, stride in enumerate(gmem.buffer.stride if do.write is gmem else ()):
+        if isinstance(stride, str) or not gmem.origin:
+            continue
+        constant, terms = origin_of(case, gmem, dimension)
+        more = (steps[dimension] for steps in (*gmem.value[2:], *gmem.thread))
+        for step in (constant, *(c for _, c in terms), *more):
+            text = "{}: it stores from steps of {} B on along a line; TMA needs multiples of {}"
+            holds = step * width % _PIECE_BYTES == 0
+            yield Clause(holds, text, (gmem, step * width, _PIECE_BYTES))
     for _, _, step in _steps(case, place, smem):
         text = "{}: it starts at steps of {} B; TMA needs multiples of {}"
         yield Clause(step % _BOX_BYTES == 0, text, (smem, step, _BOX_BYTES))
@@ -277,7 +286,8 @@ TENSOR_LAWS: Mapping[str, Law] = {
         Law(
             "tma_box",
             "States that TMA moves boxes of 1 to 256 by 1 to 256 elements, packed, their rows a "
-            "multiple of 16 B and as long as the swizzle's, from a multiple of 128 B on.",
+            "multiple of 16 B and as long as the swizzle's, from a multiple of 128 B on; and that "
+            "stores begin at multiples of 16 B along a line.",
             _MAPS + " (boxDim, swizzle); CUDA Programming Guide, Tensor Memory Access (swizzle)",
             "choose another tile (tile_m, tile_n, tile_k, store_n) or a smaller cluster",
             of_place=tma_box,
