@@ -6,7 +6,8 @@ The shapes of the groups "drawn" and "drawn fp32" follow from a commit's hash, t
 (``--commit``, by default what is checked out), so that no code was made for them: m is log-uniform
 in 1..16384, n and k in 512..32768, with at most ``MOST_FLOP`` and ``MOST_BYTES``.  Every second one
 has multiples of 64, the others what was drawn (but k of bf16 a multiple of 8, as TMA has it).  fp32
-has the four layouts in turn.  "main" are those of ``hopper_matmul.py`` in an order that is drawn.
+has the four layouts in turn.  "main" and "deep k" are those of ``hopper_matmul.py``, in an order
+that is drawn.
 
 Of each shape a process of its own runs
 
@@ -46,7 +47,7 @@ from tinygpu.term.schedule import Schedule
 
 __all__ = ["GROUPS", "main", "shapes", "summary"]
 
-GROUPS = {"drawn": 25, "main": 25, "drawn fp32": 20}
+GROUPS = {"drawn": 25, "main": 25, "drawn fp32": 20, "deep k": 3}
 MOST_FLOP, MOST_BYTES = 4e12, 8e9
 BUDGET, WALL = 8, 18
 _LAYOUTS = ("nn", "nt", "tn", "tt")
@@ -60,8 +61,8 @@ _TORCH, _LT, _TRITON = (
 def shapes(group: str, commit: str, count: int) -> list[tuple[int, int, int]]:
     """Return the (m, n, k) of a group that a commit's hash draws."""
     rng = np.random.default_rng([int(commit[:8], 16), list(GROUPS).index(group)])
-    if group == "main":
-        every = [one.problem.sizes for one in CASES if one.group == "main"]
+    if group in ("main", "deep k"):
+        every = [one.problem.sizes for one in CASES if one.group == group]
         return [tuple(every[i][a] for a in "mnk") for i in rng.permutation(len(every))[:count]]
     found: list[tuple[int, int, int]] = []
     while len(found) < count:

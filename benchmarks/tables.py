@@ -509,6 +509,7 @@ def _drawn() -> str:
         "bf16, n a multiple of 8": lambda r: r["group"] == "drawn" and r["n"] % 8 == 0,
         "bf16, other n": lambda r: r["group"] == "drawn" and r["n"] % 8 != 0,
         "bf16, of the main shapes": lambda r: r["group"] == "main",
+        "bf16, deep k": lambda r: r["group"] == "deep k",
         "fp32": lambda r: r["group"] == "drawn fp32",
     }
     told, records = [], []
