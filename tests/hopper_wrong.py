@@ -59,12 +59,6 @@ def from_row_four(do: Do) -> Do:
     return replace(do, reads=(replace(x, origin=(var("w", 4), *x.origin[1:])), *rest))
 
 
-def two_to_the_right(do: Do) -> Do:
-    """Let each box that is stored begin two elements further along the lines."""
-    *first, last = do.write.origin
-    return replace(do, write=replace(do.write, origin=(*first, last + 2)))
-
-
 def twice(do: Do, start: int) -> For:
     """Let a loop repeat a load."""
     return For("z", 2, (do,), start=start)
@@ -268,11 +262,6 @@ WRONG: tuple[tuple[str, str, Program], ...] = (
                 ),
             ),
         ),
-    ),
-    (
-        "tma_box",
-        "stores from steps of 4 B",
-        dos(term("tma store"), f"{LOAD}.global", two_to_the_right),
     ),
     ("tma_box", "contiguous dimension of a", dos(term("plain"), LOAD, every_other_line)),
     ("swizzle", "none of the swizzles", rebuffered(term("plain"), "smem_a", swizzle=(3, 4, 3))),

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.hopper_terms import H200, LARGE, LAYOUTS, broken, term
+from tests.hopper_terms import H200, LARGE, LAYOUTS, broken, dos, term
 from tests.hopper_wrong import RIGHT, WRONG
 from tinygpu.devices.device import load_device
 from tinygpu.legality.laws import LAWS, check_schedule, serves
@@ -18,7 +18,7 @@ from tinygpu.machines.hopper import STARTS, Hopper
 from tinygpu.machines.simt import LADDER, Simt
 from tinygpu.term.machine import Chosen
 from tinygpu.term.operation import Problem, matmul
-from tinygpu.term.program import Program
+from tinygpu.term.program import Do, Program
 from tinygpu.term.schedule import Schedule
 
 
@@ -112,6 +112,17 @@ def test_a_grid_ends_at_two_to_the_31() -> None:
     pairs = term("cluster")  # 256 x 256
     assert "grid" not in broken(pairs, {"m": 256 << 14, "n": (256 << 16) - 256, "k": 64})
     assert "grid" in broken(pairs, {"m": 256 << 14, "n": 256 << 16, "k": 64})
+
+
+def two_to_the_right(do: Do) -> Do:
+    """Let each box that is stored begin two elements further along the lines."""
+    *first, last = do.write.origin
+    return replace(do, write=replace(do.write, origin=(*first, last + 2)))
+
+
+def test_a_box_is_stored_from_a_multiple_of_16_bytes_on() -> None:
+    moved = dos(term("tma store"), "cp.async.bulk.tensor.global", two_to_the_right)
+    assert "stores from steps of 4 B" in broken(moved)["tma_box"]
 
 
 def test_lines_of_arrays_are_multiples_of_16_bytes() -> None:

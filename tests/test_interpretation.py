@@ -53,9 +53,9 @@ def test_it_is_right(name: str) -> None:
 
 @pytest.mark.parametrize("every", [False, True])
 def test_one_line_may_be_shorter_than_16_bytes(every: bool) -> None:
-    """As on a GPU: where an array has one line, the distance to the next is free."""
+    """As on a GPU: where an array that is loaded has one line, the distance to the next is free."""
     operation = matmul("bf16", layout="nt", batched=every)
-    program = hopper.Hopper().program(operation, Chosen(dict(hopper.STARTS["tma store"])))
+    program = hopper.Hopper().program(operation, Chosen(dict(hopper.STARTS["swapped"])))
     found = interpret(program, dict.fromkeys(program.operation.axes, 1), arch="sm_90a", seed=1)
     assert found.right
 

@@ -19,11 +19,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from itertools import islice
-from threading import Event
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -87,7 +86,7 @@ class Tuned:
     that tie by the rule of ``search/ties.py``; those that failed come last.  The model's first
     choice, with the registers that ptxas gives where they decide, is always among them: ``first``,
     which takes ``first_seconds``, None if it failed.  ``meanings`` says what they compute at small
-    sizes, as far as there was time while the GPU measured.  ``evaluated`` has all that was
+    sizes, as far as there was time, while the GPU measured.  ``evaluated`` has all that was
     measured, coarsely.  ``settled`` says that nothing left may be faster.
     """
 
@@ -400,10 +399,8 @@ class _Tuning:
             beside += names[:_BEST_PEERS]
         options = self.rounds(SUSTAINED, len(chosen) + len(beside))
         programs = self.programs(chosen)
-        enough = Event()
-        with ThreadPoolExecutor(1) as here, ExitStack() as at_the_end:
-            at_the_end.callback(enough.set)
-            asked = here.submit(_meanings, programs, enough)
+        with ThreadPoolExecutor(1) as here:
+            asked = here.submit(_meanings, programs, self.whole)
             found = self.campaign.measure(
                 programs, beside, options=options, anew=True, until=self.whole,
                 against=self.incumbent(),
@@ -430,13 +427,13 @@ class _Tuning:
         return replace(options, rounds=int(min(options.rounds, max(_LEAST_ROUNDS, possible))))
 
 
-def _meanings(programs: Mapping[Schedule, Program], enough: Event) -> dict[Schedule, Meaning]:
-    """Return what terms compute at small sizes; none is begun once that is enough."""
+def _meanings(programs: Mapping[Schedule, Program], until: Deadline) -> dict[Schedule, Meaning]:
+    """Return what terms compute at small sizes; at the deadline none is begun."""
     from tinygpu.codegen.run.agreement import computes
 
     found: dict[Schedule, Meaning] = {}
     for schedule, program in programs.items():
-        if enough.is_set():
+        if until.passed():
             break
         found[schedule] = computes(program)
     return found
