@@ -162,8 +162,8 @@ def _boxed(run: Run, thread: int, pointer: int, *coordinates: int) -> _Part | No
         run.find("descriptor", f"{len(coordinates)} coordinates for {held}")
         return None
     dtype, places = TYPES[held.dtype], held.places(coordinates)
-    reaches = 0 < held.shape[0] - coordinates[0] < held.box[0]
-    torn = held.shape[0] * held.width % 16 if reaches else 0
+    ends = 0 < held.shape[0] - coordinates[0] < held.box[0] and places[1].any()
+    torn = held.shape[0] * held.width % 16 if ends else 0
     return _Part(held.box_bytes, held.swizzle, dtype, *places, held.fill, coordinates, torn=torn)
 
 
@@ -375,9 +375,7 @@ def _store(d: Decoder, i: Instruction) -> Action:
                 where = list(part.coordinates)
                 run.find("address", f"a store begins at {where}", thread=thread)
             if part.torn:
-                message = (
-                    f"a line ends {part.torn} B after a multiple of 16, and whole ones are stored"
-                )
+                message = f"a line ends {part.torn} B after a multiple of 16; whole ones are stored"
                 run.find("address", message, thread=thread)
             flat = _chunks(run, (cta, offset), part)
             if flat is not None:

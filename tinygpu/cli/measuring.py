@@ -235,13 +235,7 @@ class _Tuning:
             raise LaunchError(
                 f"search: none of {len(self.evaluated)} schedules ran; the first: {reason}"
             )
-        finalists, theirs, meanings = self.final(right, modules)
-        first = self.first[0].schedule
-        seconds_of_first = next(m for c, m in finalists if c.schedule == first).seconds
-        return Tuned(
-            finalists, theirs, self.evaluated, self.predicted, not self.stopped,
-            first, seconds_of_first, meanings,
-        )  # fmt: skip
+        return self.final(right, modules)
 
     def by_code(self, first: Sequence[Candidate], until: Deadline) -> list[Candidate]:
         """Order by the time with the registers and spills that ptxas says, as far as it is asked.
@@ -374,13 +368,7 @@ class _Tuning:
             if not program.early and self.spaces[schedule.machine].contains(schedule):
                 yield schedule
 
-    def final(
-        self, right: Sequence[Schedule], modules: Sequence[str]
-    ) -> tuple[
-        tuple[tuple[Candidate, Measurement], ...],
-        tuple[Measurement, ...],
-        Mapping[Schedule, Meaning],
-    ]:
+    def final(self, right: Sequence[Schedule], modules: Sequence[str]) -> Tuned:
         """Compare the fastest, one that starts in order and the model's first with the peers.
 
         Meanwhile small instances of them are executed here.
@@ -388,9 +376,8 @@ class _Tuning:
         from tinygpu.codegen.run.measure import SUSTAINED, peer_of
         from tinygpu.search.neighbourhood import Candidate
 
-        in_order = islice(self.in_order(right), 1)
-        fastest = right[: self.effort.finalists]
-        chosen = list(dict.fromkeys((*fastest, *in_order, self.first[0].schedule)))
+        in_order, first = islice(self.in_order(right), 1), self.first[0].schedule
+        chosen = list(dict.fromkeys((*right[: self.effort.finalists], *in_order, first)))
         beside: list[str] = []
         for module in modules:
             names = [
@@ -418,7 +405,10 @@ class _Tuning:
             [plainness(s, registers.get(s, math.inf)) for s in mine],
         )
         every = [(Candidate(s, self.predicted[s]), m) for s, m in mine.items()]
-        return tuple(every[i] for i in order), tuple(theirs), meanings
+        return Tuned(
+            tuple(every[i] for i in order), tuple(theirs), self.evaluated, self.predicted,
+            not self.stopped, first, mine[first].seconds, meanings,
+        )  # fmt: skip
 
     def rounds(self, options: Options, count: int) -> Options:
         """Return options with as many rounds of ``count`` candidates as there is time for."""
