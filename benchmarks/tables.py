@@ -123,14 +123,22 @@ def _drawn_trees() -> list[dict[str, Any]]:
     return [json.loads(path.read_text(encoding="utf-8")) for path in paths]
 
 
+_PARTS: Mapping[str, Callable[[Row], bool]] = {
+    "bf16, n a multiple of 8": lambda r: r["group"] == "drawn" and r["n"] % 8 == 0,
+    "bf16, other n": lambda r: r["group"] == "drawn" and r["n"] % 8 != 0,
+    "fp32": lambda r: r["group"] == "drawn fp32",
+    "bf16, of the main shapes": lambda r: r["group"] == "main",
+    "bf16, deep k": lambda r: r["group"] == "deep k",
+}
+"""What the drawn shapes are told apart by; the first three were drawn."""
+
+
 def _claim() -> str:
     """Return README's first claim: what the user's command finds at shapes nobody tuned for."""
     told, most, counts = [], 0.0, []
     for tree in _drawn_trees():
         rows = [row for row in tree["rows"] if row["seconds"]]
-        wide = [row for row in rows if row["group"] == "drawn" and row["n"] % 8 == 0]
-        others = [row for row in rows if row["group"] == "drawn" and row["n"] % 8]
-        single = [row for row in rows if row["group"] == "drawn fp32"]
+        wide, others, single = ([*filter(of, rows)] for of in [*_PARTS.values()][:3])
         most = max(most, *(row["wall_seconds"] for row in rows))
         counts.append((len(wide) + len(others), len(single)))
         told.append(f"on an {_card(tree)} {_told(wide)}, {_told(others)} and {_told(single)}")
@@ -505,16 +513,9 @@ def _held_out() -> str:
 
 def _drawn() -> str:
     """Return what the user's command finds at shapes that were drawn after the code was frozen."""
-    parts: dict[str, Callable[[Row], bool]] = {
-        "bf16, n a multiple of 8": lambda r: r["group"] == "drawn" and r["n"] % 8 == 0,
-        "bf16, other n": lambda r: r["group"] == "drawn" and r["n"] % 8 != 0,
-        "bf16, of the main shapes": lambda r: r["group"] == "main",
-        "bf16, deep k": lambda r: r["group"] == "deep k",
-        "fp32": lambda r: r["group"] == "drawn fp32",
-    }
     told, records = [], []
     for tree in _drawn_trees():
-        for name, of in parts.items():
+        for name, of in _PARTS.items():
             mine = [row for row in tree["rows"] if of(row)]
             if not mine:
                 continue

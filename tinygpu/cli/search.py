@@ -665,11 +665,7 @@ def show(tree: Mapping[str, Any]) -> None:
         say(f"the best of cuBLASLt ({peer['name']}): {time_text(peer['seconds'])}{ratio}")
     if timed and tree.get("model_first"):
         first = rows[tree["model_first"] - 1]
-        took = (
-            f" ({first['seconds'] / best:.3f} times the time of the first)"
-            if first["seconds"]
-            else ""
-        )
+        took = f", in {time_text(first['seconds'])}" if first["seconds"] else ", which failed"
         say(f"the model's first choice is number {first['rank']} of these{took}")
     for row in rows:
         if timed and not row["seconds"]:
