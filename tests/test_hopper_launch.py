@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.fake_gpu import Array, Gpu, installed
+from tests.hopper_terms import term
 from tinygpu.codegen.emit import emit, integer_values
 from tinygpu.codegen.emulator import Module
 from tinygpu.codegen.run.interpretation import execute, unwritten_outputs
@@ -173,14 +174,10 @@ def test_refusals_of_the_driver_are_said(fake: Gpu, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(("n", "said"), [(66, "a line ends 4 B after a multiple of 16"), (72, "")])
 def test_a_store_past_the_end_of_a_line_is_found(n: int, said: str) -> None:
     """TMA stores whole pieces of 16 B: the emulator finds it in code that no law let through."""
-    program, sizes = (
-        Hopper().program(matmul("bf16", layout="nt"), Chosen(STARTS["tma store"])),
-        {"m": 1, "n": n, "k": 64},
-    )
-    shapes = program.operation.shapes(sizes)
-    arrays: dict[str, Any] = {o.name: np.ones(shapes[o.name]) for o in program.operation.inputs}
-    arrays = {o.name: DTYPES[o.dtype].round(arrays[o.name]) for o in program.operation.inputs}
+    program, sizes = term("tma store"), {"m": 1, "n": n, "k": 64}
+    operation, shapes = program.operation, program.operation.shapes(sizes)
+    inputs = {o.name: DTYPES[o.dtype].round(np.ones(shapes[o.name])) for o in operation.inputs}
     module = Module.parse(emit(program, "sm_90a", unchecked=True))
-    report = execute(program, sizes, arrays | unwritten_outputs(program, shapes), module)
+    report = execute(program, sizes, inputs | unwritten_outputs(program, shapes), module)
     assert [f.kind for f in report.findings] == ["address"] * bool(said)
     assert all(said in str(f) for f in report.findings)

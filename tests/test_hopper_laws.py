@@ -18,7 +18,7 @@ from tinygpu.machines.hopper import STARTS, Hopper
 from tinygpu.machines.simt import LADDER, Simt
 from tinygpu.term.machine import Chosen
 from tinygpu.term.operation import Problem, matmul
-from tinygpu.term.program import Do, Program
+from tinygpu.term.program import Access, Do, Program
 from tinygpu.term.schedule import Schedule
 
 
@@ -114,15 +114,32 @@ def test_a_grid_ends_at_two_to_the_31() -> None:
     assert "grid" in broken(pairs, {"m": 256 << 14, "n": 256 << 16, "k": 64})
 
 
-def two_to_the_right(do: Do) -> Do:
-    """Let each box that is stored begin two elements further along the lines."""
-    *first, last = do.write.origin
-    return replace(do, write=replace(do.write, origin=(*first, last + 2)))
+@pytest.mark.parametrize(
+    ("instruction", "name", "by"),
+    [("global", "", 2), ("global", "bc", 4), ("global", "chunk", 12), ("", "kt", 4)],
+)
+def test_a_box_begins_at_a_multiple_of_16_bytes_along_a_line(
+    instruction: str, name: str, by: int
+) -> None:
+    """Moved by its constant (no name) or by a coefficient; what is loaded too."""
 
+    def further(access: Access) -> Access:
+        *first, last = access.origin
+        terms = tuple((n, int(c) + by * (n == name)) for n, c in last.terms)
+        return replace(access, origin=(*first, replace(last + by * (not name), terms=terms)))
 
-def test_a_box_is_stored_from_a_multiple_of_16_bytes_on() -> None:
-    moved = dos(term("tma store"), "cp.async.bulk.tensor.global", two_to_the_right)
-    assert "stores from steps of 4 B" in broken(moved)["tma_box"]
+    def moved(do: Do) -> Do:
+        if instruction:
+            return replace(do, write=further(do.write))
+        (source,) = do.reads
+        assert isinstance(source, Access)
+        return replace(do, reads=(further(source),))
+
+    whole = ".".join(filter(None, ("cp.async.bulk.tensor", instruction)))
+    assert (
+        "along a line it begins at steps of"
+        in broken(dos(term("tma store"), whole, moved))["tma_box"]
+    )
 
 
 def test_lines_of_arrays_are_multiples_of_16_bytes() -> None:
@@ -132,8 +149,8 @@ def test_lines_of_arrays_are_multiples_of_16_bytes() -> None:
     stored = term("tma store")
     assert [v.law for v in serves(stored, {"m": 7, "n": 66, "k": 104})] == ["tma_strides"]
     assert serves(term("plain"), {"m": 1, "n": 66, "k": 104}) == ()  # one line has no next one
-    (said,) = serves(stored, {"m": 1, "n": 66, "k": 104})  # but is stored by pieces of 16 B
-    assert "a line has 132 B" in str(said)
+    (short,) = serves(stored, {"m": 1, "n": 66, "k": 104})  # but is stored by pieces of 16 B
+    assert "a line has 132 B" in str(short)
     assert serves(stored, {"m": 1, "n": 72, "k": 104}) == ()
     far = {"m": 64, "n": 64, "k": 1 << 31}
     laws = {v.law: v for v in serves(term("plain"), far)}

@@ -51,9 +51,8 @@ _SLICE_BYTES = 32  # spec: wgmma's k
 def tma_strides(case: Case, place: Place) -> Iterator[Clause]:
     """Check the distance between an array's lines; one line may lie so.
 
-    A store writes whole pieces of 16 B, so a line that is stored ends where one does: said by
-    Triton's documentation of descriptors.  That the array itself starts at a multiple of 16 B is
-    asked at launch, which knows its address.
+    A store writes whole pieces of 16 B, so a line that is stored ends where one does (Triton,
+    issue 11583).  That the array starts at a multiple of 16 B is asked at launch, which knows it.
     """
     if place.do.instruction.unit != "tma":
         return
@@ -96,7 +95,10 @@ def tma_lines(case: Case, place: Place) -> Iterator[Clause]:
 
 
 def tma_box(case: Case, place: Place) -> Iterator[Clause]:
-    """Check a box's sides, and that it lies in both memories as TMA puts it."""
+    """Check a box's sides, and that it lies in both memories as TMA puts it.
+
+    Within a piece of 16 B of a line it cannot begin: the instruction is illegal (Triton, 7385).
+    """
     do = place.do
     if do.instruction.unit != "tma":
         return
@@ -136,15 +138,11 @@ def tma_box(case: Case, place: Place) -> Iterator[Clause]:
     text = "{}: its boxes lie {} B apart in {}, no multiple of {}"
     holds = (many == 1) | (side * row % _BOX_BYTES == 0)
     yield Clause(holds, text, (do, side * row, smem.buffer.name, _BOX_BYTES))
-    for dimension, stride in enumerate(gmem.buffer.stride if do.write is gmem else ()):
-        if isinstance(stride, str) or not gmem.origin:
-            continue
-        constant, terms = origin_of(case, gmem, dimension)
-        more = (steps[dimension] for steps in (*gmem.value[2:], *gmem.thread))
-        for step in (constant, *(c for _, c in terms), *more):
-            text = "{}: it stores from steps of {} B on along a line; TMA needs multiples of {}"
-            holds = step * width % _PIECE_BYTES == 0
-            yield Clause(holds, text, (gmem, step * width, _PIECE_BYTES))
+    begins = [step for _, _, step in _steps(case, place, gmem)]
+    begins += [memory_step(gmem, of) * width for of in (*gmem.value[2:], *gmem.thread)]
+    for step in begins:
+        text = "{}: along a line it begins at steps of {} B; TMA needs multiples of {}"
+        yield Clause(step % _PIECE_BYTES == 0, text, (gmem, step, _PIECE_BYTES))
     for _, _, step in _steps(case, place, smem):
         text = "{}: it starts at steps of {} B; TMA needs multiples of {}"
         yield Clause(step % _BOX_BYTES == 0, text, (smem, step, _BOX_BYTES))
@@ -250,9 +248,13 @@ def starts(case: Case, place: Place, access: Access, *, inner: int | None) -> It
 
 
 def _steps(case: Case, place: Place, access: Access) -> Iterator[tuple[int, Any, Any]]:
-    """Yield the bytes by which an access's origin moves: dimension, its stride, bytes."""
+    """Yield the bytes by which an access's origin moves: dimension, its stride, bytes.
+
+    In gmem those along a line: how far lines are apart has a name.
+    """
     for d, stride in enumerate(access.buffer.stride if access.origin else ()):
-        assert not isinstance(stride, str)
+        if isinstance(stride, str):
+            continue
         constant, terms = origin_of(case, access, d)
         for number in (constant, *(c for name, c in terms if name in place.ranges)):
             step = number * stride * access.buffer.type.bytes
@@ -286,8 +288,8 @@ TENSOR_LAWS: Mapping[str, Law] = {
         Law(
             "tma_box",
             "States that TMA moves boxes of 1 to 256 by 1 to 256 elements, packed, their rows a "
-            "multiple of 16 B and as long as the swizzle's, from a multiple of 128 B on; and that "
-            "stores begin at multiples of 16 B along a line.",
+            "multiple of 16 B and as long as the swizzle's, from a multiple of 128 B on, and along "
+            "a line of the array from a multiple of 16 B on.",
             _MAPS + " (boxDim, swizzle); CUDA Programming Guide, Tensor Memory Access (swizzle)",
             "choose another tile (tile_m, tile_n, tile_k, store_n) or a smaller cluster",
             of_place=tma_box,
