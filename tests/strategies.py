@@ -10,9 +10,9 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 from tinygpu.term.layout import IntTuple, Layout, Swizzle, coalesce
 
 __all__ = [
+    "bit_layouts",
     "compact_layouts",
     "composable",
-    "gf2_layouts",
     "layouts",
     "nested",
     "ordered_layouts",
@@ -108,10 +108,10 @@ def swizzles(draw: DrawFn) -> Swizzle:
 
 
 @st.composite
-def gf2_layouts(
+def bit_layouts(
     draw: DrawFn, *, min_bits: int = 0, max_bits: int = 9, swizzled: bool = True
 ) -> Layout:
-    """A layout that is a matrix over GF(2): its index bits go to bits of their own, or to none."""
+    """A layout whose index bits go to bits of their own, or to none."""
     bits = draw(st.integers(min_bits, max_bits))
     places = draw(st.permutations(range(12)))[:bits]
     # Mostly the identity or few exchanges of it, so that wide vectors and whole rows come up.

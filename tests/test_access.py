@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.strategies import gf2_layouts, layouts
+from tests.strategies import bit_layouts, layouts
 from tinygpu.term.access import INACTIVE, bank_wavefronts, sectors, widest_vector
 from tinygpu.term.layout import Layout, LayoutError, Swizzle, column_major, compose, row_major
 
@@ -191,7 +191,7 @@ def is_vector(layout: Layout, values: int, count: int) -> bool:
     )
 
 
-@given(layouts(max_size=64) | gf2_layouts(max_bits=6), st.sampled_from((1, 2, 4, 8)))
+@given(layouts(max_size=64) | bit_layouts(max_bits=6), st.sampled_from((1, 2, 4, 8)))
 def test_widest_vector_is_the_widest(layout: Layout, element_bytes: int) -> None:
     """widest_vector / element is the largest legal power of two whose halves are legal too."""
     values = layout[-1].size if layout.rank else 1

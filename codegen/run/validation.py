@@ -68,8 +68,7 @@ class Trial:
                 dtype=dtype,
                 between=narrowing.get(name, 0.0) * self.between.get(name, 0.0),
             )
-            rows = ratio.max(axis=-1) if ratio.ndim else ratio  # in parallel, and then few
-            worst.append(float(rows.max()))
+            worst.append(float(ratio.max(axis=-1).max() if ratio.ndim else ratio))  # by rows first
         return max(worst) if all(w >= 0 for w in worst) and output.untouched() else math.inf
 
 

@@ -113,14 +113,13 @@ class Worker:
         self._open.callback(os.close, self._complaints)
         os.unlink(name)
         path = os.pathsep.join(p or os.getcwd() for p in sys.path)  # a peer may be by the script
-        without_cub = {"CUPY_ACCELERATORS": ""}  # whose reductions compile for 4 s, once a machine
         try:
             process = subprocess.Popen(
                 self._command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._complaints,
-                env={**without_cub, **os.environ, "PYTHONPATH": path},
+                env={"CUPY_ACCELERATORS": "", **os.environ, "PYTHONPATH": path},  # CUB compiles 4 s
             )
         except OSError as error:
             self._open.close()

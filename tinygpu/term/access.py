@@ -24,8 +24,7 @@ after the other.
 2
 
 Source: CUDA C++ Programming Guide, "Shared Memory"; Best Practices Guide, "Coalesced Access to
-Global Memory"; wide accesses: measured on an H200 (docs/decisions.md).  ``tinygpu.term.gf2`` has
-the closed forms.
+Global Memory"; wide accesses: measured on an H200 (docs/decisions.md).
 """
 
 from __future__ import annotations

@@ -364,5 +364,5 @@ def _plain(layout: Layout, operation: str) -> None:
     if layout.swizzle:
         raise LayoutError(
             f"{operation}: {layout} is swizzled, and the result is no layout; "
-            f"swizzle the outermost layout, or use the matrices of tinygpu.term.gf2"
+            "swizzle the outermost layout"
         )
