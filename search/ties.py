@@ -1,9 +1,9 @@
 """Ties: which of several times are closer than their noise, so that none of them is the best.
 
-A time's *noise* is the relative error that half of its repetitions exceed; two times tie if their
-logarithms differ by at most both noises, as independent errors add.  A measured time's is half the
-interquartile range of its rounds over their median (``Measurement.spread``).  A predicted time's is
-``Breakdown.noise``: what the model's order of two schedules was off by.
+A time's *noise* is its probable error: the relative error that half of such times exceed; two tie
+if their logarithms differ by at most both noises, as independent errors add.  A measured time is a
+median of rounds, whose noise shrinks as rounds become more (``median_noise``).  A predicted time's
+is ``Breakdown.noise``: what the model's order of two schedules was off by.
 
 Ties are told from the fastest down: a schedule stands with the first that it ties with, and the
 next that does not opens a place of its own.
@@ -29,14 +29,27 @@ from collections.abc import Sequence
 
 from tinygpu.term.schedule import Schedule
 
-__all__ = ["Plainness", "places", "plainness", "ranked", "tie"]
+__all__ = ["Plainness", "median_noise", "places", "plainness", "ranked", "tie"]
 
 Plainness = tuple[float, int, str]
+_MEDIAN = math.sqrt(math.pi / 2)
+"""The error of a median of many rounds over that of their mean, where they are normal."""
 
 
 def tie(seconds: float, other: float, noise: float, others_noise: float) -> bool:
     """Say whether two times are closer than their noise, each relative."""
     return abs(math.log(seconds / other)) <= math.hypot(noise, others_noise)
+
+
+def median_noise(spread: float, rounds: int) -> float:
+    """Return the noise of a median of rounds, whose interquartile range over it is ``spread``.
+
+    Half of the rounds are off by more than half of the range, and the median by less.
+
+    >>> median_noise(0.04, 1), round(median_noise(0.04, 25), 4)
+    (0.02, 0.005)
+    """
+    return spread / 2 * min(1.0, _MEDIAN / math.sqrt(max(1, rounds)))
 
 
 def places(

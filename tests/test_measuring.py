@@ -232,7 +232,7 @@ def test_of_those_that_tie_the_plainest_is_named(simt: Space, fake: Fake) -> Non
     """All within the noise of the fastest stand first, in an order that no time enters."""
     first = first_of(simt)
     apart = tune([simt], first, effort=Effort(finalists=5, evaluations=12), peers=())
-    fake.say(spread=0.5)
+    fake.say(spread=2.0)
     tied = tune([simt], first, effort=Effort(finalists=5, evaluations=12), peers=())
     schedules = [c.schedule for c, _ in tied.finalists]
     assert schedules == sorted(schedules, key=lambda one: plainness(one, 40))

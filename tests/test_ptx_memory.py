@@ -247,12 +247,12 @@ def test_bulk_copies(completion: str) -> None:
 def test_tensor_maps(swizzle: int) -> None:
     """A box that reaches over two edges: zeros come in, nothing goes out, swizzles turn back."""
     columns = (16 << swizzle) // 4
-    rows = 16
+    rows, before_it = 16, columns // 8 * 4  # boxes begin at multiples of 16 B along a line
     body = f"""ld.param.u64 %rd9, [out]; mov.b64 %rd3, map; cvta.param.u64 %rd3, %rd3;
       setp.ne.u32 %p0, %r0, 0; @%p0 bra DONE;
       mbarrier.init.shared::cta.b64 [%r1+3072], 1; fence.proxy.async.shared::cta;
       mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r1+3072], {columns * rows * 4};
-      mov.b32 %r4, {-columns // 2}; mov.b32 %r5, 2;
+      mov.b32 %r4, {-before_it}; mov.b32 %r5, 2; mov.b32 %r10, 4;
       cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes
         [%r1], [%rd3, {{%r4, %r5}}], [%r1+3072];
       WAIT: mbarrier.try_wait.parity.shared::cta.b64 %p1, [%r1+3072], 0; @!%p1 bra WAIT;
@@ -261,7 +261,7 @@ def test_tensor_maps(swizzle: int) -> None:
       ld.shared.u32 %r9, [%r8]; cvt.u64.u32 %rd4, %r7; add.s64 %rd4, %rd4, %rd0;
       st.global.u32 [%rd4], %r9; add.u32 %r6, %r6, 1; setp.lt.u32 %p2, %r6, {columns * rows // 32};
       @%p2 bra LOOP; @%p0 ret;
-      cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%rd3, {{%r5, %r5}}], [%r1];
+      cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%rd3, {{%r10, %r5}}], [%r1];
       cp.async.bulk.commit_group; cp.async.bulk.wait_group.read 0;"""
     rng = np.random.default_rng(swizzle)
     array = rng.integers(1, 1 << 30, (10, 40)).astype(np.uint32)
@@ -274,17 +274,23 @@ def test_tensor_maps(swizzle: int) -> None:
     )
     assert report.findings == ()
     box = np.zeros((rows, columns), np.uint32)
-    box[: 10 - 2, columns // 2 :] = before[2:, : columns - columns // 2]
+    box[: 10 - 2, before_it:] = before[2:, : columns - before_it]
     chunks = out.reshape(-1, 4)
     mask = {0: 0, 1: 1, 2: 3, 3: 7}[swizzle]
     for n, chunk in enumerate(box.reshape(-1, 4)):
         np.testing.assert_array_equal(chunks[n ^ (n >> 3 & mask)], chunk)
     stored = before.copy()
-    stored[2:, 2 : 2 + columns] = box[:8, : min(columns, 34)][
-        :, : stored[2:, 2 : 2 + columns].shape[1]
-    ]
-    stored[:, 36:] = before[:, 36:]
+    inside = min(columns, 36 - 4)
+    stored[2:, 4 : 4 + inside] = box[:8, :inside]
     np.testing.assert_array_equal(array, stored)
+    for aligned in (f"mov.b32 %r4, {-before_it}", "mov.b32 %r10, 4"):  # a card stops at either
+        elsewhere = body.replace(aligned, aligned[: aligned.rindex(" ")] + " 2")
+        report = kernel(
+            elsewhere, words(columns * rows), more=", .param .align 64 .b8 map[128]",
+            arguments=(tensor_map,), memory=memory,
+        )  # fmt: skip
+        assert report.kinds == {"alignment"}
+        assert "8 B after a multiple of 16 along a line" in report.findings[0].message
 
 
 def test_distributed_shared_memory() -> None:

@@ -16,7 +16,7 @@ from tinygpu.cli.standing import standing
 from tinygpu.devices.device import load_device
 from tinygpu.machines.hopper import STARTS, Hopper
 from tinygpu.search.explain.explain import compare, outlined
-from tinygpu.search.ties import Plainness, places, plainness, ranked
+from tinygpu.search.ties import Plainness, median_noise, places, plainness, ranked
 from tinygpu.search.time.breakdown import Breakdown
 from tinygpu.search.time.fitted import RANKING
 from tinygpu.term.operation import Problem, matmul
@@ -87,6 +87,18 @@ def test_measured_times_tie_by_their_rounds_and_not_by_the_model() -> None:
     assert found == [(1, True), (1, True), (3, False), None]
     assert told.startswith("2 schedules tie for the first place: their measured times")
     assert standing(rows((1.0, 2.0, 0.0), (1.0, 2.01, 0.0)))[1] == ""
+
+
+@pytest.mark.parametrize("rounds", [25, 101])
+def test_half_of_the_medians_are_off_by_more_than_their_noise(rounds: int) -> None:
+    """Of normal rounds: what one round is off by says little of the median of many."""
+    every = np.random.default_rng(rounds).normal(1.0, 0.03, (4000, rounds))
+    low, median, high = np.quantile(every, (0.25, 0.5, 0.75), axis=1)
+    noise = np.median([median_noise(s, rounds) for s in (high - low) / median])
+    assert np.median(abs(median - 1)) == pytest.approx(noise, rel=0.12)
+    scattered = [row | {"rounds": rounds} for row in rows((1, 1.00, 0.06), (1, 1.04, 0.06))]
+    assert standing(scattered)[0] == [(1, False), (2, False)]
+    assert standing([row | {"rounds": 1} for row in scattered])[0] == [(1, True), (1, True)]
 
 
 def test_predicted_times_tie_by_what_the_model_errs_between_two() -> None:

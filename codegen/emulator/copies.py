@@ -161,6 +161,9 @@ def _boxed(run: Run, thread: int, pointer: int, *coordinates: int) -> _Part | No
     if len(coordinates) != len(held.shape):
         run.find("descriptor", f"{len(coordinates)} coordinates for {held}")
         return None
+    if past := coordinates[0] * held.width % 16:  # the GPU stops: an illegal instruction
+        at = f"a box begins at {list(coordinates)}, {past} B after a multiple of 16 along a line"
+        run.find("alignment", at, thread=thread)
     dtype, places = TYPES[held.dtype], held.places(coordinates)
     ends = 0 < held.shape[0] - coordinates[0] < held.box[0] and places[1].any()
     torn = held.shape[0] * held.width % 16 if ends else 0

@@ -29,7 +29,7 @@ import numpy as np
 
 from tinygpu.deadline import NEVER, Deadline
 from tinygpu.errors import LaunchError, TinyGpuError
-from tinygpu.search.ties import plainness, ranked
+from tinygpu.search.ties import median_noise, plainness, ranked
 from tinygpu.term.machine import Machine
 from tinygpu.term.schedule import Schedule
 
@@ -401,7 +401,7 @@ class _Tuning:
         registers = self.campaign.registers({s: programs[s] for s in mine}, self.whole)
         order = ranked(
             [m.seconds for m in mine.values()],
-            [m.spread / 2 for m in mine.values()],
+            [median_noise(m.spread, m.rounds) for m in mine.values()],
             [plainness(s, registers.get(s, math.inf)) for s in mine],
         )
         every = [(Candidate(s, self.predicted[s]), m) for s, m in mine.items()]

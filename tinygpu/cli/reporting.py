@@ -153,7 +153,7 @@ def _measured(
     rows: list[dict[str, Any]] = tree["best"]
     for row, run in zip(rows, timed, strict=True):
         if run is not None and "seconds" not in row:
-            row |= {"seconds": run.seconds, "spread": run.spread, "reason": run.reason}
+            row |= run.told()
     others = sorted(known.values(), key=lambda one: one.seconds or math.inf)
     tree.setdefault(
         "peers",
@@ -173,7 +173,7 @@ def _measured(
         except TinyGpuError as error:  # its decisions are no more, or it is illegal on the device
             left.append(str(error))
             continue
-        rows.append({**row, "seconds": one.seconds, "spread": one.spread, "reason": one.reason})
+        rows.append({**row, **one.told()})
         given.append(extra)
         timed.append(one)
     if left:

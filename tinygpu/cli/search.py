@@ -508,7 +508,7 @@ def tree_of(
         for number, one in enumerate(found.best, 1)
     ]
     for row, run in zip(rows, timed, strict=False):
-        row |= {"seconds": run.seconds, "spread": run.spread, "reason": run.reason}
+        row |= run.told()
     peer = {"cublas_seconds": timed[len(rows)].seconds} if len(timed) > len(rows) else {}
     return {**_common(spaces, found), "best": rows, **peer}
 
@@ -560,11 +560,8 @@ def _measured_tree(spaces: Sequence[Space], found: Ranking, tuned: Tuned) -> dic
                 **_row(number, schedule, one.seconds, flops),
                 **_parts(one),
                 "place": places.get(spread(schedule)),
-                "seconds": run.seconds,
-                "spread": run.spread,
-                "reason": run.reason,
+                **run.told(),
                 "power_capped": run.capped,
-                "rounds": run.rounds,
                 "meaning": told,
             }
         )

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tinygpu.search.ties import places
+from tinygpu.search.ties import median_noise, places
 from tinygpu.search.time.breakdown import Breakdown
 
 __all__ = ["breakdown_of", "standing"]
@@ -24,10 +24,9 @@ def standing(rows: Sequence[Mapping[str, Any]]) -> tuple[list[tuple[int, bool] |
     """
     measured = any(row.get("seconds") for row in rows)
     if measured:
-        found = places(
-            [row.get("seconds") for row in rows], [row.get("spread", 0.0) / 2 for row in rows]
-        )
-        why = "closer than the interquartile range of their rounds"
+        noises = [median_noise(row.get("spread", 0.0), row.get("rounds", 1)) for row in rows]
+        found = places([row.get("seconds") for row in rows], noises)
+        why = "closer than the medians of their rounds are known"
     else:
         noises = [breakdown_of(row).noise for row in rows]
         found = places(

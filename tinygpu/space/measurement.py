@@ -64,6 +64,10 @@ class Measurement:
         """Whether the candidate is right and was timed."""
         return self.seconds is not None
 
+    def told(self) -> dict[str, Any]:
+        """Return what a row of ``search.json`` has of it."""
+        return {name: getattr(self, name) for name in ("seconds", "spread", "rounds", "reason")}
+
     def to_json(self) -> str:
         """Write it in one line; an infinite error becomes the string "inf"."""
         tree = asdict(self)
