@@ -7,7 +7,7 @@ The shapes of the groups "drawn" and "drawn fp32" follow from a commit's hash, t
 in 1..16384, n and k in 512..32768, with at most ``MOST_FLOP`` and ``MOST_BYTES``.  Every second one
 has multiples of 64, the others what was drawn (but k of bf16 a multiple of 8, as TMA has it).  fp32
 has the four layouts in turn.  "main" and "deep k" are those of ``hopper_matmul.py``, in an order
-that is drawn.
+that is drawn, and "clocks" those at which cuBLASLt's clock was found to be higher than ours.
 
 Of each shape a process of its own runs
 
@@ -15,7 +15,8 @@ Of each shape a process of its own runs
 
 timed from outside; its store is empty.  Then its fastest finalist and the model's first choice
 stand beside the fastest two of PyTorch, of cuBLASLt's list and of Triton (bf16), in new orders
-under one load.  Nothing is chosen by hand.  A row is written after each shape; ``--seconds`` ends
+under one load.  Nothing is chosen by hand.  At the end that finalist and the fastest peer run once
+more, each alone, for what its clock is.  A row is written after each shape; ``--seconds`` ends
 before a shape that would begin later.
 
 >>> shapes("drawn", "0" * 40, 2)
@@ -32,6 +33,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +49,13 @@ from tinygpu.term.schedule import Schedule
 
 __all__ = ["GROUPS", "main", "shapes", "summary"]
 
-GROUPS = {"drawn": 25, "main": 25, "drawn fp32": 20, "deep k": 3}
+GROUPS = {"drawn": 25, "main": 25, "drawn fp32": 20, "deep k": 3, "clocks": 10}
+CLOCKS = (
+    (6000, 6144, 6144), (1333, 4096, 4096), (10000, 2048, 8192), (900, 2560, 9728),
+    (12288, 12288, 12288), (4608, 4608, 4608), (65536, 512, 512), (512, 512, 16384),
+    (200, 4096, 11008), (384, 3584, 18944),
+)  # fmt: skip
+_ALONE = replace(SUSTAINED, rounds=10, burst_seconds=0.05)
 MOST_FLOP, MOST_BYTES = 4e12, 8e9
 BUDGET, WALL = 8, 18
 _LAYOUTS = ("nn", "nt", "tn", "tt")
@@ -61,9 +69,10 @@ _TORCH, _LT, _TRITON = (
 def shapes(group: str, commit: str, count: int) -> list[tuple[int, int, int]]:
     """Return the (m, n, k) of a group that a commit's hash draws."""
     rng = np.random.default_rng([int(commit[:8], 16), list(GROUPS).index(group)])
-    if group in ("main", "deep k"):
-        every = [one.problem.sizes for one in CASES if one.group == group]
-        return [tuple(every[i][a] for a in "mnk") for i in rng.permutation(len(every))[:count]]
+    if "drawn" not in group:
+        given = [one.problem.sizes for one in CASES if one.group == group]
+        every = CLOCKS if group == "clocks" else [tuple(one[a] for a in "mnk") for one in given]
+        return [every[i] for i in rng.permutation(len(every))[:count]]
     found: list[tuple[int, int, int]] = []
     while len(found) < count:
         m, n, k = (
@@ -131,6 +140,13 @@ def beside(problem: Problem, both: Sequence[Schedule]) -> dict[str, Any]:
         for module in modules:
             best += [n for m in ran if (n := peer_of(m)).startswith(f"{module}:")][:2]
         found = campaign.measure(programs, best, options=SUSTAINED, anew=True)
+        ran = sorted((m for m in found[len(both) :] if m.seconds), key=lambda m: m.seconds or 0.0)
+        one, other = {both[0]: programs[both[0]]}, [peer_of(ran[0])]
+        alone = [
+            m
+            for programs, names in ((one, []), ({}, other))
+            for m in campaign.measure(programs, names, options=_ALONE, anew=True)
+        ]
     mine = dict(zip(both, found[: len(both)], strict=True))
     peers = {peer_of(m): m for m in found[len(both) :] if m.seconds}
     fastest = min(peers, key=lambda name: peers[name].seconds or math.inf)
@@ -139,6 +155,7 @@ def beside(problem: Problem, both: Sequence[Schedule]) -> dict[str, Any]:
         "peer": fastest.rpartition(":")[2], "peer_seconds": peers[fastest].seconds,
         "capped": mine[both[0]].capped, "spread": mine[both[0]].spread,
         "reason": mine[both[0]].reason, "first_reason": mine[both[-1]].reason,
+        "alone_seconds": [m.seconds for m in alone], "alone_mhz": [m.clock_mhz for m in alone],
     }  # fmt: skip
     for module, name in ((_TORCH, "torch"), (_LT, "cublaslt"), (_TRITON, "triton")):
         times = [m.seconds or math.inf for n, m in peers.items() if n.startswith(f"{module}:")]
