@@ -561,6 +561,26 @@ def _assemblers() -> str:
     return f"{_markdown(columns, told)}\n\n`{record['command']}`; {by}."
 
 
+def _clocks() -> str:
+    """Return the shapes of the clocks: what was found and the best peer, together and alone."""
+    name = FOLDER.parent / "h100" / "drawn_matmul_clocks.json"
+    tree = json.loads(name.read_text(encoding="utf-8"))
+    told = []
+    for row in sorted(tree["rows"], key=lambda row: -row["m"] * row["n"] * row["k"]):
+        seconds, mhz = row["alone_seconds"], row["alone_mhz"]
+        tile = (row["schedule"][f"{of}_{axis}"] for of in ("tile", "cluster") for axis in "mnk")
+        cells = ("{} x {} x {}, {} x {} x {}".format(*tile), f"{mhz[0]}", f"{mhz[1]}",
+                 f"{seconds[0] * mhz[0] / (seconds[1] * mhz[1]):.3f}",
+                 _ratio(seconds[1], seconds[0]), _ratio(row["peer_seconds"], row["seconds"]))  # fmt: skip
+        told.append((_shape(row), *cells))
+    columns = ("m x n x k", "tile, cluster", "#MHz", "#of the peer", "#cycles / the peer's",
+               "#alone", "#together")  # fmt: skip
+    record = tree["provenance"]
+    by = f"{record['device']}, driver {record['driver']}; {record['date'][:10]}"
+    by = f"{by}, commit {record['commit'][:12]}"
+    return f"{_markdown(columns, told)}\n\n`{record['command']}`; {by}."
+
+
 def _fleet() -> str:
     """Return what further GPUs are worth."""
     tree = json.loads((FOLDER.parent / "h100" / "fleet.json").read_text(encoding="utf-8"))
@@ -773,6 +793,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "hopper": _hopper,
     "hopper beside": lambda: _beside("hopper_matmul"),
     "hopper summary": _summary,
+    "clocks": _clocks,
     "drawn": _drawn,
     "fleet": _fleet,
     "host": _host,
