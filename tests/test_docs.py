@@ -178,18 +178,19 @@ def test_the_readmes_claim_follows_from_the_rows() -> None:
     told = [float(number) for number in re.findall(r"\d+\.\d+", claim)]
     expected, most = [], 0.0
     for card in ("h100", "h200"):
-        tree = json.loads((ROOT / f"benchmarks/results/{card}/drawn_matmul.json").read_text())
+        files = (ROOT / f"benchmarks/results/{card}").glob("drawn_matmul*.json")
+        trees = [json.loads(path.read_text()) for path in files]
         kinds: dict[str, list[float]] = {"bf16": [], "odd": [], "fp32": []}
-        for row in tree["rows"]:
-            most = max(most, row["wall_seconds"])
+        for row in (row for tree in trees for row in tree["rows"]):
             odd = "odd" if row["n"] % 8 else "bf16"
             kind = "fp32" if row["group"] == "drawn fp32" else odd
             if row["group"].startswith("drawn"):
+                most = max(most, row["wall_seconds"])
                 kinds[kind].append(row["peer_seconds"] / row["seconds"])
         for ratios in kinds.values():
             mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
             expected += [round(number, 2) for number in (mean, min(ratios), max(ratios))]
-        assert f"on an {tree['provenance']['device'].split()[1]} " in claim
+        assert f"on an {trees[0]['provenance']['device'].split()[1]} " in claim
         assert str(len(kinds["bf16"]) + len(kinds["odd"])) in claim
         assert str(len(kinds["fp32"])) in claim
     assert told == expected
