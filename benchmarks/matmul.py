@@ -1,6 +1,6 @@
 """Matmuls beside their peers: what ``tinygpu search --measure`` finds, case by case.
 
-For each case the model's best of every spread are ranked, and ``tinygpu.cli.measuring.tune``
+For each case the model's best of every spread are ranked, and ``tinygpu.search.tuning.climb.tune``
 searches from them with a budget; its finalists stand beside the best two of each module of peers
 (PyTorch, cuBLASLt, Triton) round robin under sustained load.  Nothing is chosen by hand.
 
@@ -38,7 +38,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peers import FOLDER, load_rows, load_runs, write_results
-from tinygpu.cli.measuring import CUBLASLT, Effort, Tuned, tune
 from tinygpu.codegen.run.measure import peer_of
 from tinygpu.codegen.run.provenance import provenance
 from tinygpu.devices.device import load_device
@@ -46,6 +45,7 @@ from tinygpu.errors import LaunchError, StoreError, TinyGpuError
 from tinygpu.search.exact.best import rank
 from tinygpu.search.neighbourhood import Candidate
 from tinygpu.search.store import Store
+from tinygpu.search.tuning.climb import CUBLASLT, Effort, Tuned, climb
 from tinygpu.space.measurement import Measurement, Results
 from tinygpu.space.space import Space
 from tinygpu.term.machine import Machine, Value
@@ -109,7 +109,7 @@ def run(
 
     with _turn():
         began = time.monotonic()
-        found = tune(
+        found = climb(
             [space], first, store=store, effort=effort, peers=(TORCH, CUBLASLT, *modules),
             most_peers=_ALL_PEERS, tell=tell,
         )  # fmt: skip

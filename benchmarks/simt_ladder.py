@@ -19,12 +19,12 @@ from typing import Any
 from benchmarks import matmul as driver
 from benchmarks.matmul import FIELDS, Case, case
 from benchmarks.peers import FOLDER, write_results
-from tinygpu.cli.measuring import measured
 from tinygpu.codegen.run.measure import SUSTAINED, peer_of
 from tinygpu.codegen.run.provenance import provenance
 from tinygpu.devices.device import load_device
 from tinygpu.machines.simt import LADDER, Simt
 from tinygpu.search.time.cost import cost
+from tinygpu.search.tuning.climb import measured
 from tinygpu.space.space import Space
 from tinygpu.term.schedule import Schedule
 

@@ -569,9 +569,11 @@ def _clocks() -> str:
     for row in sorted(tree["rows"], key=lambda row: -row["m"] * row["n"] * row["k"]):
         seconds, mhz = row["alone_seconds"], row["alone_mhz"]
         tile = (row["schedule"][f"{of}_{axis}"] for of in ("tile", "cluster") for axis in "mnk")
-        cells = ("{} x {} x {}, {} x {} x {}".format(*tile), f"{mhz[0]}", f"{mhz[1]}",
-                 f"{seconds[0] * mhz[0] / (seconds[1] * mhz[1]):.3f}",
-                 _ratio(seconds[1], seconds[0]), _ratio(row["peer_seconds"], row["seconds"]))  # fmt: skip
+        cells = (
+            "{} x {} x {}, {} x {} x {}".format(*tile),
+            *(f"{mhz[0]}", f"{mhz[1]}", f"{seconds[0] * mhz[0] / (seconds[1] * mhz[1]):.3f}"),
+            *(_ratio(seconds[1], seconds[0]), _ratio(row["peer_seconds"], row["seconds"])),
+        )
         told.append((_shape(row), *cells))
     columns = ("m x n x k", "tile, cluster", "#MHz", "#of the peer", "#cycles / the peer's",
                "#alone", "#together")  # fmt: skip

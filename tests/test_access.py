@@ -5,9 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.strategies import bit_layouts, layouts
-from tinygpu.term.access import INACTIVE, bank_wavefronts, sectors, widest_vector
-from tinygpu.term.layout import Layout, LayoutError, Swizzle, column_major, compose, row_major
+from tinygpu.term.access import INACTIVE, bank_wavefronts, sectors
+from tinygpu.term.layout import Layout, LayoutError, Swizzle
 
 LANES = np.arange(32)
 WIDTHS = st.sampled_from((1, 2, 4, 8, 16))
@@ -76,7 +75,7 @@ CONFLICTS = [
     ("every second word", 8 * LANES, 4, 2),
     ("column", 128 * LANES, 4, 32),
     ("column, padded by a word", 132 * LANES, 4, 1),
-    ("column, swizzled", row_major(32, 32).in_bytes(4)((LANES, LANES ^ 5)), 4, 1),
+    ("column, swizzled", 4 * Layout((32, 32), (32, 1))((LANES, LANES ^ 5)), 4, 1),
     ("bytes of a word together", LANES, 1, 1),
     ("halves of a word together", 2 * LANES, 2, 1),
     ("column of halves", 64 * LANES, 2, 16),
@@ -172,50 +171,12 @@ def test_known_sectors(
 
 def test_a_transposed_tile_conflicts_until_it_is_padded_or_swizzled() -> None:
     """Reading a 32 x 32 tile down its columns: 32 wavefronts, and 1 with a pad or a swizzle."""
-    down = Layout((32, 32), (32, 1))  # (lane, step) -> index (lane, step) of a tile, step fastest
     for stride, swizzle, wavefronts in ((32, None, 32), (33, None, 1), (32, Swizzle(5, 0, 5), 1)):
-        memory = Layout((32, 32), (1, stride), swizzle).in_bytes(4)  # (column, row) -> byte
-        offsets = compose(memory, down).offsets().reshape(32, 32)
+        memory = Layout((32, 32), (1, stride), swizzle)  # (column, row) -> element
+        offsets = 4 * np.asarray(
+            memory((LANES[:, None], LANES))
+        )  # each step a column, its rows by the lanes
         assert bank_wavefronts(offsets, 4).tolist() == [wavefronts] * 32
-
-
-def is_vector(layout: Layout, values: int, count: int) -> bool:
-    """Whether each run of ``count`` values of each lane is contiguous and aligned, one by one."""
-    lanes = layout.size // values
-    return values % count == 0 and all(
-        layout(lane + lanes * first) % count == 0
-        and layout(lane + lanes * (first + j)) == layout(lane + lanes * first) + j
-        for lane in range(lanes)
-        for first in range(0, values, count)
-        for j in range(count)
-    )
-
-
-@given(layouts(max_size=64) | bit_layouts(max_bits=6), st.sampled_from((1, 2, 4, 8)))
-def test_widest_vector_is_the_widest(layout: Layout, element_bytes: int) -> None:
-    """widest_vector / element is the largest legal power of two whose halves are legal too."""
-    values = layout[-1].size if layout.rank else 1
-    legal = [c for c in (1, 2, 4, 8, 16) if is_vector(layout, values, c)]
-    widest = max(c for c in legal if c * element_bytes <= 16)
-    assert widest_vector(layout, element_bytes) == widest * element_bytes
-
-
-def test_known_vectors() -> None:
-    """Four contiguous floats make 16 B; a stride, an odd pitch or an odd count makes less."""
-    for layout, element_bytes, vector in (
-        (row_major(32, 4), 4, 16),
-        (row_major(32, 8), 4, 16),
-        (row_major(32, 8), 2, 16),
-        (row_major(32, 6), 4, 8),
-        (row_major(32, 3), 4, 4),
-        (column_major(32, 4), 4, 4),
-        (Layout((32, 4), (5, 1)), 4, 4),
-        (Layout((32, 4), (6, 1)), 4, 8),
-        (Layout((32, 4), (4, 1), Swizzle(3, 2, 3)), 4, 16),
-        (Layout((32, 4), (4, 1), Swizzle(3, 1, 3)), 4, 8),
-        (Layout(4, 1), 4, 16),
-    ):
-        assert widest_vector(layout, element_bytes) == vector, str(layout)
 
 
 def test_what_is_no_access() -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from tinygpu.cli.search import ranked
 from tinygpu.deadline import Deadline
 from tinygpu.devices.device import load_device
 from tinygpu.errors import IllegalScheduleError
@@ -16,6 +15,7 @@ from tinygpu.machines import MACHINES
 from tinygpu.machines.ampere import STARTS as AMPERE
 from tinygpu.machines.simt import LADDER
 from tinygpu.search.time.cost import cost
+from tinygpu.search.tuning.ranking import ranked
 from tinygpu.space.space import Space
 from tinygpu.term.operation import Problem, matmul
 

@@ -13,13 +13,13 @@ import pytest
 from benchmarks import ampere_matmul, hopper_matmul, matmul, peers, simt_ladder
 from benchmarks.matmul import FIELDS, Case, case, main, row_of, run, summary
 from benchmarks.peers import ROW
-from tinygpu.cli.measuring import CUBLASLT, Effort, Tuned
 from tinygpu.codegen.emit import EMITTER_VERSION
 from tinygpu.errors import LaunchError
 from tinygpu.machines.ampere import Ampere
 from tinygpu.machines.hopper import STARTS, Hopper
 from tinygpu.machines.simt import LADDER, Simt
 from tinygpu.search.neighbourhood import Candidate
+from tinygpu.search.tuning.climb import CUBLASLT, Effort, Tuned
 from tinygpu.space.measurement import Measurement, canonical, describe
 from tinygpu.space.space import Space
 from tinygpu.term.machine import Value
@@ -167,15 +167,15 @@ def test_nothing_to_compare_is_said() -> None:
 
 
 def test_a_case_is_searched_from_the_models_spreads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """``tune`` is given one schedule a spread, the best first, and all modules of peers."""
+    """``climb`` is given one schedule a spread, the best first, and all modules of peers."""
     asked: dict[str, Any] = {}
 
-    def tune(spaces: Sequence[Space], first: Sequence[Candidate], **named: Any) -> Tuned:
+    def climb(spaces: Sequence[Space], first: Sequence[Candidate], **named: Any) -> Tuned:
         asked.update(named, spaces=spaces, first=first)
         named["tell"](3, None, 1e-6)
         return tuned([first[1].schedule], ONE, (1e-6,))
 
-    monkeypatch.setattr(matmul, "tune", tune)
+    monkeypatch.setattr(matmul, "climb", climb)
     fixed: Mapping[str, Value | tuple[Value, ...]] = {**RASTERS, "tile_m": (64, 128)}
     effort = Effort(seconds=5)
     row = run(ONE, Simt(), ("some.peers",), store=None, effort=effort, fixed=fixed)

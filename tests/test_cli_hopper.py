@@ -9,12 +9,12 @@ from typing import NoReturn
 import pytest
 
 from tests.test_cli import SIZES, tinygpu
-from tinygpu.cli.measuring import why_no_gpu
 from tinygpu.errors import LaunchError
 from tinygpu.machines.ampere import Ampere
 from tinygpu.machines.blackwell import Blackwell
 from tinygpu.machines.hopper import STARTS, Hopper
 from tinygpu.machines.simt import Simt
+from tinygpu.search.tuning.climb import why_no_gpu
 from tinygpu.term.operation import Problem, matmul
 from tinygpu.term.schedule import Schedule, to_json
 

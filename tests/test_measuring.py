@@ -10,7 +10,8 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,15 +20,14 @@ from typing import Any, cast
 import pytest
 from typer.testing import CliRunner, Result
 
-from tinygpu.cli import app, measuring, search
-from tinygpu.cli.measuring import CUBLASLT, Effort, Tuned, measured, tune
-from tinygpu.codegen.run import build, measure
+from tinygpu.cli import app
+from tinygpu.codegen.run import build, measure, provenance
 from tinygpu.codegen.run.assemble import Cubin
 from tinygpu.codegen.run.build import Builders, Built
 from tinygpu.codegen.run.measure import COARSE, SUSTAINED, Options, peer_of
 from tinygpu.deadline import NEVER, Deadline
 from tinygpu.devices.device import load_device
-from tinygpu.errors import LaunchError
+from tinygpu.errors import DeviceError, IllegalScheduleError, LaunchError, OperationError
 from tinygpu.legality.laws import check_schedule
 from tinygpu.machines import MACHINES
 from tinygpu.machines.ampere import STARTS as AMPERE
@@ -42,6 +42,10 @@ from tinygpu.search.store import Store
 from tinygpu.search.strategies.gaussian import BATCH
 from tinygpu.search.strategies.smt import pipeline
 from tinygpu.search.ties import plainness
+from tinygpu.search.tuning import climb as climbing
+from tinygpu.search.tuning import tune as tuning
+from tinygpu.search.tuning.climb import CUBLASLT, Effort, Tuned, climb, measured
+from tinygpu.search.tuning.tune import tune
 from tinygpu.space.measurement import describe
 from tinygpu.space.space import Space
 from tinygpu.term.expression import value
@@ -187,7 +191,7 @@ def times(found: Tuned) -> list[float | None]:
 def test_the_winner_is_the_fastest_under_load(simt: Space, fake: Fake) -> None:
     """The fastest in bursts meet again round robin, with the best peers that ran."""
     first = first_of(simt)
-    found = tune([simt], first, effort=Effort(finalists=5))
+    found = climb([simt], first, effort=Effort(finalists=5))
     assert found.settled
     assert times(found) == sorted(m.seconds or math.inf for _, m in found.finalists)
     assert {m.rounds for _, m in found.finalists} == {SUSTAINED.rounds}
@@ -217,7 +221,7 @@ def test_no_change_of_the_best_is_left_that_the_model_thinks_faster(
     simt: Space, fake: Fake
 ) -> None:
     """It ends where every change of the fastest was measured or is too slow by its bound."""
-    found = tune([simt], first_of(simt, 2), peers=())
+    found = climb([simt], first_of(simt, 2), peers=())
     seconds = {s: m.seconds or math.inf for s, m in found.evaluated.items()}
     best = min(seconds, key=seconds.__getitem__)
     assert found.settled
@@ -231,9 +235,9 @@ def test_no_change_of_the_best_is_left_that_the_model_thinks_faster(
 def test_of_those_that_tie_the_plainest_is_named(simt: Space, fake: Fake) -> None:
     """All within the noise of the fastest stand first, in an order that no time enters."""
     first = first_of(simt)
-    apart = tune([simt], first, effort=Effort(finalists=5, evaluations=12), peers=())
+    apart = climb([simt], first, effort=Effort(finalists=5, evaluations=12), peers=())
     fake.say(spread=2.0)
-    tied = tune([simt], first, effort=Effort(finalists=5, evaluations=12), peers=())
+    tied = climb([simt], first, effort=Effort(finalists=5, evaluations=12), peers=())
     schedules = [c.schedule for c, _ in tied.finalists]
     assert schedules == sorted(schedules, key=lambda one: plainness(one, 40))
     assert set(schedules) == {c.schedule for c, _ in apart.finalists}
@@ -245,7 +249,7 @@ def test_only_the_first_peers_are_measured(
     most: int, names: list[str], simt: Space, fake: Fake
 ) -> None:
     """A module's peers are as many as asked for; those that fail are left out; none is no error."""
-    found = tune([simt], first_of(simt, 2), most_peers=most, effort=Effort(evaluations=2))
+    found = climb([simt], first_of(simt, 2), most_peers=most, effort=Effort(evaluations=2))
     assert [peer_of(m).rpartition(":")[2] for m in found.peers] == names
     assert found.finalists[0][1].ok
 
@@ -254,7 +258,7 @@ def test_the_best_peers_of_each_module_are_in_the_final(simt: Space, fake: Fake)
     """Two of each; a module that has none is none."""
     fake.say(modules=[CUBLASLT, "some.peers"])
     modules = ("none.here", "some.peers", CUBLASLT)
-    found = tune([simt], first_of(simt, 2), peers=modules, effort=Effort(evaluations=2))
+    found = climb([simt], first_of(simt, 2), peers=modules, effort=Effort(evaluations=2))
     wanted = {f"{m}:algorithm_{i}" for m in modules[1:] for i in (3, 4)}
     assert {peer_of(m) for m in found.peers} == wanted
     assert len(found.peers) == 4
@@ -264,7 +268,7 @@ def test_the_best_peers_of_each_module_are_in_the_final(simt: Space, fake: Fake)
 def test_a_budget_of_evaluations_is_kept(budget: int, simt: Space, fake: Fake) -> None:
     """Exactly as many are measured, and progress says so."""
     told: list[tuple[int, int | None, float]] = []
-    found = tune(
+    found = climb(
         [simt], first_of(simt), effort=Effort(evaluations=budget), peers=(),
         tell=lambda *what: told.append(what),
     )  # fmt: skip
@@ -279,9 +283,9 @@ def test_a_budget_of_evaluations_is_kept(budget: int, simt: Space, fake: Fake) -
 def test_peers_cost_no_budget(simt: Space, fake: Fake) -> None:
     """However long they take, schedules are measured then; what they take ends the search."""
     fake.say(peer_sleeps=0.1)
-    found = tune([simt], first_of(simt, 2), effort=Effort(seconds=0.3))
+    found = climb([simt], first_of(simt, 2), effort=Effort(seconds=0.3))
     assert found.finalists[0][1].ok
-    moment = tune([simt], first_of(simt), effort=Effort(seconds=0.001), peers=())
+    moment = climb([simt], first_of(simt), effort=Effort(seconds=0.001), peers=())
     assert len(moment.evaluated) == BATCH  # a batch is finished
     assert not moment.settled
 
@@ -294,7 +298,7 @@ def test_it_ends_by_its_deadline_whatever_is_slow(
     fake.say(kernel_sleeps=0.15, peer_sleeps=0.05)
     begun = time.monotonic()
     until = Deadline.within(4.0, time.monotonic)
-    found = tune([simt], first_of(simt), effort=Effort(finalists=3), until=until)
+    found = climb([simt], first_of(simt), effort=Effort(finalists=3), until=until)
     assert time.monotonic() - begun < 4.0 + 1.0
     assert not found.settled
     assert found.finalists[0][1].seconds
@@ -306,7 +310,7 @@ def test_it_ends_by_its_deadline_whatever_is_slow(
 def test_without_time_for_a_final_the_coarse_times_count(simt: Space, fake: Fake) -> None:
     """Its peers' are those of the first batch, the best two."""
     now = [0.0]
-    found = tune(
+    found = climb(
         [simt], first_of(simt, 3), effort=Effort(finalists=3), tell=lambda *_: now.append(99.0),
         until=Deadline.within(50.0, lambda: now[-1]),
     )  # fmt: skip
@@ -320,12 +324,12 @@ def test_a_candidate_that_the_deadline_cuts_off_is_not_said_to_hang(
     """The store knows nothing of it: the next search measures it."""
     monkeypatch.setattr(measure, "_LEAST_SECONDS", 0.2)
     monkeypatch.setattr(measure, "_TIMING_SECONDS", 0.3)
-    monkeypatch.setattr(measuring, "_LATE_SECONDS", 0.5)
+    monkeypatch.setattr(climbing, "_LATE_SECONDS", 0.5)
     fake.say(kernel_sleeps=30.0)
     begun = time.monotonic()
     with Store(tmp_path / "store.db") as store:
         with pytest.raises(LaunchError, match="give a longer --budget"):
-            tune(
+            climb(
                 [simt], first_of(simt), store=store, peers=(),
                 until=Deadline.within(2.0, time.monotonic),
             )  # fmt: skip
@@ -337,7 +341,7 @@ def test_a_card_that_begins_late_measures_the_first(simt: Space, fake: Fake) -> 
     """The time is over before anything ran: the model's first is measured all the same."""
     first = first_of(simt)
     until = Deadline.within(0.0, time.monotonic)
-    found = tune([simt], first, effort=Effort(finalists=3), peers=(), until=until)
+    found = climb([simt], first, effort=Effort(finalists=3), peers=(), until=until)
     assert list(found.evaluated) == [first[0].schedule]
     assert found.finalists[0][1].seconds
     assert not found.settled
@@ -371,8 +375,8 @@ def test_the_command_answers_within_its_budget_and_ten_seconds(
     fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Here three, so that the test is short: every phase takes what is left."""
-    monkeypatch.setattr(search, "_BESIDE_SECONDS", 3.0)
-    monkeypatch.setattr(search, "_TELLING_SECONDS", 0.5)
+    monkeypatch.setattr(tuning, "BESIDE_SECONDS", 3.0)
+    monkeypatch.setattr(tuning, "_TELLING_SECONDS", 0.5)
     monkeypatch.setattr(measure, "_TIMING_SECONDS", 0.3)
     fake.say(kernel_sleeps=0.2, peer_sleeps=0.2)
     begun = time.monotonic()
@@ -398,7 +402,7 @@ def test_one_that_starts_in_order_is_in_the_final(fake: Fake) -> None:
     open_: dict[str, tuple[Value, ...]] = {"early": (0, 1), "raster": (1, 2), "stages": (3, 4, 5)}
     space = space_of(Hopper(), problem, {**HOPPER["ring"], **open_})
     effort = Effort(evaluations=4, finalists=3, strategy="model")
-    found = tune([space], first_of(space), effort=effort, peers=())
+    found = climb([space], first_of(space), effort=effort, peers=())
     assert {s["early"] for s in found.evaluated} == {1}
     *fastest, (last, timed) = found.finalists
     assert [c.schedule["early"] for c, _ in fastest] == [1, 1, 1]
@@ -406,7 +410,7 @@ def test_one_that_starts_in_order_is_in_the_final(fake: Fake) -> None:
     assert last.schedule == best.with_(early=0)
     assert timed.ok
     first = [Candidate(s, 1e-5) for s in space]
-    found = tune([space], first, effort=Effort(finalists=3), peers=())
+    found = climb([space], first, effort=Effort(finalists=3), peers=())
     slow = {s: m.seconds or math.inf for s, m in found.evaluated.items() if not s["early"]}
     in_order = [c.schedule for c, _ in found.finalists if not c.schedule["early"]]
     assert set(in_order) == {min(slow, key=slow.__getitem__), first[0].schedule}
@@ -420,7 +424,7 @@ def test_machines_are_ranked_together(fake: Fake) -> None:
         space_of(Ampere(), problem, {**AMPERE["ring"], "stages": (2, 3, 4)}),
     ]
     first = [one for space in spaces for one in first_of(space, 1)]
-    found = tune(spaces, first, peers=())
+    found = climb(spaces, first, peers=())
     machines = [c.schedule.machine for c, _ in found.finalists]
     assert machines.count("hopper") in (1, 2, 3)
     assert machines.count("ampere") in (1, 2)
@@ -442,7 +446,7 @@ def test_schedules_of_a_machine_without_spread_are_all_apart(
         return changes(self, schedule)
 
     monkeypatch.setattr(Neighbourhood, "__call__", noted)
-    found = tune([space], first_of(space), peers=())
+    found = climb([space], first_of(space), peers=())
     assert len(set(parents)) == len(parents) >= 3
     assert found.finalists[0][1].ok
 
@@ -454,7 +458,7 @@ def test_a_search_goes_on_from_the_store(simt: Space, fake: Fake, tmp_path: Path
     def again(evaluations: int) -> tuple[Tuned, list[int]]:
         fake.asked()
         with Store(tmp_path / "store.db") as store:
-            found = tune(
+            found = climb(
                 [simt], first, store=store, effort=Effort(evaluations=evaluations, finalists=4)
             )
         asked = fake.asked()
@@ -476,12 +480,12 @@ def test_nothing_that_runs_is_an_error(simt: Space, fake: Fake) -> None:
     """With how many were tried and the reason of the first; without any, that too."""
     fake.say(fails=True)
     with pytest.raises(LaunchError, match="none of 6 schedules ran; the first: it is wrong"):
-        tune([simt], first_of(simt), peers=())
+        climb([simt], first_of(simt), peers=())
     with pytest.raises(LaunchError, match="none of 0 schedules ran; the first: there was none"):
-        tune([simt], [])
+        climb([simt], [])
     options = Options(worker=(sys.executable, "-c", "raise SystemExit('no GPU here')"))
     with pytest.raises(LaunchError, match="no GPU here"):
-        tune([simt], first_of(simt), options=options)
+        climb([simt], first_of(simt), options=options)
 
 
 def test_schedules_are_measured_beside_the_best_algorithm(simt: Space, fake: Fake) -> None:
@@ -499,6 +503,52 @@ def test_schedules_are_measured_beside_the_best_algorithm(simt: Space, fake: Fak
 
 
 # The command line.
+
+
+def test_a_script_tunes_a_problem_as_the_command_does(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Given the problem alone: machines, ranking, the measuring process and the climb follow."""
+    effort, shown = Effort(seconds=3, evaluations=6, finalists=2), list[str]()
+
+    @contextmanager
+    def watch(text: str) -> Iterator[Callable[..., None]]:
+        shown.append(text)
+        yield lambda *_: None
+
+    machines = [MACHINES["simt"], MACHINES["elementwise"]]  # which does no matmul
+    found = tune(PROBLEM, device=DEVICE, machines=machines, effort=effort, watch=watch)
+    assert {c.schedule.machine for c, _ in found.finalists} == {"simt"}
+    assert found.first in {c.schedule for c, _ in found.finalists}
+    assert len(found.evaluated) == 6
+    assert shown == ["search simt", "measure"]
+    monkeypatch.setattr(provenance, "device_and_driver", lambda: ("pretended", ""))
+    with pytest.raises(DeviceError, match=r"no file is of pretended; tinygpu calibrate"):
+        tune(PROBLEM, effort=effort)
+    with pytest.raises(OperationError, match="no machine that ships does it"):
+        tune(PROBLEM, device=DEVICE, machines=[MACHINES["elementwise"], MACHINES["rows"]])
+    monkeypatch.setattr(tuning, "why_no_gpu", lambda _: "GPU: there is none")
+    with pytest.raises(LaunchError, match="GPU: there is none"):
+        tune(PROBLEM, device=DEVICE)
+
+
+def test_what_computes_something_else_is_no_finalist(
+    simt: Space, fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is named with the reason; if all do, that is an error."""
+    bad = first_of(simt)[0].schedule
+
+    def found(programs: Mapping[Schedule, Any], until: Deadline) -> dict[Schedule, Any]:
+        return {s: SimpleNamespace(wrong=s == bad or everything, __str__=str) for s in programs}
+
+    everything = False
+    monkeypatch.setattr(climbing, "_meanings", found)
+    tuned = climb([simt], first_of(simt), effort=Effort(evaluations=8, finalists=8), peers=())
+    assert bad not in {c.schedule for c, _ in tuned.finalists}
+    assert [text.startswith(str(bad)) for text in tuned.wrong] == [True]
+    everything = True
+    with pytest.raises(IllegalScheduleError, match="computes: "):
+        climb([simt], first_of(simt), effort=Effort(evaluations=8), peers=())
 
 
 def fixes(values: Mapping[str, Value | tuple[Value, ...]]) -> list[str]:
@@ -601,11 +651,11 @@ def test_an_interrupt_leaves_the_earlier_search(
         return called
 
     target, allowed = {
-        "ranking": ("tinygpu.search.exact.best.rank", 0),
-        "climbing": ("tinygpu.cli.measuring._Tuning.evaluate", 1),
-        "finals": ("tinygpu.cli.measuring._Tuning.final", 0),
+        "ranking": ("tinygpu.search.tuning.ranking.rank", 0),
+        "climbing": ("tinygpu.search.tuning.climb._Climb.evaluate", 1),
+        "finals": ("tinygpu.search.tuning.climb._Climb.final", 0),
     }[when]
-    real = rank if when == "ranking" else getattr(measuring._Tuning, target.rpartition(".")[2])
+    real = rank if when == "ranking" else getattr(climbing._Climb, target.rpartition(".")[2])
     with monkeypatch.context() as patched:
         patched.setattr(target, stopping(target, real, allowed))
         words = ("--measure", "--out", out, "--top", "2", "--evaluations", "12")
@@ -613,7 +663,7 @@ def test_an_interrupt_leaves_the_earlier_search(
     assert result.exit_code == 130
     assert len(calls) == allowed + 1
     assert len(result.stderr.strip().splitlines()) == 1
-    assert ("goes on" in result.stderr) == (when != "ranking")
+    assert "goes on" in result.stderr
     assert kept(out) == before
     with Store(out / "store.db") as store:
         known = len(store)
@@ -681,7 +731,7 @@ def test_what_a_solver_pipelined_is_measured_first(fake: Fake) -> None:
     both = pipeline(space)
     assert both is not None
     first = first_of(space, 2)
-    found = tune([space], first, peers=(), effort=Effort(strategy="smt", evaluations=3))
+    found = climb([space], first, peers=(), effort=Effort(strategy="smt", evaluations=3))
     wanted = dict.fromkeys((both[1], *(c.schedule for c in first)))
     assert list(found.evaluated) == list(wanted)[:3]
     assert found.predicted[both[1]] > 0

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tinygpu.meaning.interpret import reduced
     from tinygpu.search.exact.best import rank
     from tinygpu.search.explain.explain import explain
+    from tinygpu.search.tuning.tune import tune
     from tinygpu.space.questions import ask, prove, why_empty
     from tinygpu.space.space import Space
     from tinygpu.term.builder import Kernel
@@ -56,6 +57,7 @@ __all__ = [
     "rank",
     "reduced",
     "require_legal",
+    "tune",
     "verdict",
     "why_empty",
 ]
@@ -84,6 +86,7 @@ _HOMES = {
     "rank": "search.exact.best",
     "reduced": "meaning.interpret",
     "require_legal": "legality.laws",
+    "tune": "search.tuning.tune",
     "verdict": "legality.concurrency.judge",
     "why_empty": "space.questions",
 }

@@ -2,7 +2,7 @@
 
 A strategy is a generator: it yields the schedules that it wants to know of and is sent the seconds
 of all that are known, infinite for those that failed.  What it knows of the space is a ``Domain``.
-So the same strategy walks on a GPU (``cli/measuring.py``) and on what was measured once
+So the same strategy walks on a GPU (``search/tuning/climb.py``) and on what was measured once
 (``benchmarks/replay.py``), and none is ever told of a schedule that is not legal.
 
 >>> from tinygpu.search.neighbourhood import Candidate

@@ -25,7 +25,6 @@ from tinygpu.cli.console import (
     write,
 )
 from tinygpu.cli.given import JSON, ON, OWN, SCHEDULE, Given, read_schedule
-from tinygpu.cli.measuring import measured, why_no_gpu
 from tinygpu.cli.sizes import SIZES, SizedCommand, sizes_of
 from tinygpu.deadline import Deadline
 from tinygpu.errors import (
@@ -36,6 +35,7 @@ from tinygpu.errors import (
     TinyGpuError,
     nearest,
 )
+from tinygpu.search.tuning.climb import measured, why_no_gpu
 from tinygpu.term.operation import Operation, Problem
 
 if TYPE_CHECKING:

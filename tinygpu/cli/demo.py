@@ -23,10 +23,10 @@ from tinygpu.cli.given import (
     fixed_values,
     machines_for,
 )
-from tinygpu.cli.measuring import measured, why_no_gpu
 from tinygpu.cli.plot import drawn_timeline, shape_text
 from tinygpu.cli.shapes import LAYERS
 from tinygpu.devices.device import label
+from tinygpu.search.tuning.climb import measured, why_no_gpu
 from tinygpu.term.operation import Problem
 from tinygpu.term.schedule import to_json
 
@@ -175,13 +175,13 @@ def demo(
 def _layer(name: str, space: Space, top: int, out: Path, *, why_not: str) -> Layer:
     """Do the whole job for one layer and write its files."""
     from tinygpu.cli.look import proof_text
-    from tinygpu.cli.search import ranked
     from tinygpu.codegen.emit import emit
     from tinygpu.codegen.run.assemble import assemble
     from tinygpu.codegen.run.interpretation import interpret
     from tinygpu.meaning.interpret import check, reduced
     from tinygpu.search.explain.explain import explain
     from tinygpu.search.store import Store
+    from tinygpu.search.tuning.ranking import ranked
 
     problem, chip = space.problem, space.device
     spread = tuple(n for n in SPREAD if n in space.values)

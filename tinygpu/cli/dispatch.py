@@ -29,11 +29,11 @@ from tinygpu.cli.given import (
     machine_named,
     machines_for,
 )
-from tinygpu.cli.measuring import why_no_gpu
 from tinygpu.cli.shapes import Shape, shapes_of
 from tinygpu.cli.sizes import SizedCommand, spelled, texts_of
 from tinygpu.devices.device import label, load_device
 from tinygpu.errors import IllegalScheduleError, LaunchError, ScheduleError, nearest
+from tinygpu.search.tuning.climb import why_no_gpu
 from tinygpu.term.schedule import Schedule, to_json
 
 if TYPE_CHECKING:

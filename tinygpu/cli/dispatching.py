@@ -31,11 +31,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tinygpu.cli.given import machine_named
-from tinygpu.cli.measuring import CUBLASLT, Effort, tune
 from tinygpu.cli.shapes import Shape
 from tinygpu.cores import cores
 from tinygpu.devices.device import Device, load_device
 from tinygpu.errors import IllegalScheduleError, LaunchError
+from tinygpu.search.tuning.climb import CUBLASLT, Effort, climb
 from tinygpu.term.machine import Machine, Value
 from tinygpu.term.operation import Operation, Problem
 from tinygpu.term.program import Program
@@ -231,7 +231,7 @@ def tried_at(job: Job) -> list[Pair]:
         first = [Candidate(*pair) for pair in job.first]
         effort = Effort(seconds=job.seconds, finalists=_FINALISTS)
         with Store(job.store) as store:
-            tuned = tune(spaces, first, store=store, effort=effort, peers=(), crew=_own_crew())
+            tuned = climb(spaces, first, store=store, effort=effort, peers=(), crew=_own_crew())
         return [(one.schedule, run.seconds) for one, run in tuned.finalists if run.seconds]
     schedules = tuple(schedule for schedule, _ in job.first)
     timed = timed_at(replace(job, schedules=schedules, peers=()))

@@ -14,7 +14,7 @@ import typer
 
 from tinygpu.cli.machine_file import is_file, machine_in
 from tinygpu.devices.device import DEVICES, Device, device_of, load_device
-from tinygpu.errors import MachineError, OperationError, ScheduleError, nearest
+from tinygpu.errors import MachineError, ScheduleError, nearest
 from tinygpu.machines import MACHINES
 from tinygpu.term.machine import Machine, Value
 from tinygpu.term.operation import Operation, Problem
@@ -157,34 +157,10 @@ def machines_for(
     With ``sizes`` it can do those.  Raises MachineError for an unknown name, OperationError if no
     machine can.
     """
-    found, why_not = [], []
-    for machine in [machine_named(name)] if name else MACHINES.values():
-        lacking = [i for i in machine.instructions if not i.runs_on(device.arch)]
-        try:
-            machine.check(operation)
-            if sizes is not None:
-                machine.check_sizes(sizes)
-        except OperationError as error:
-            if name:
-                raise
-            if operation.name in machine.operations and not lacking:
-                why_not.append(str(error))
-            continue
-        if lacking:
-            needs = f"{lacking[0].name} is of {lacking[0].arch}"
-            why_not.append(f"machine {machine.name}: {needs}, and {device.name} is {device.arch}")
-        else:
-            found.append(machine)
-    if not found and not why_not:
-        raise OperationError(
-            f"operation {operation.name}: no machine that ships does it; give your own, whose "
-            "operations name it, by --machine FILE.py:Class"
-        )
-    if not found:
-        raise OperationError(
-            f"{operation.name} on {device.name}: {'; '.join(why_not)}; or choose another --device"
-        )
-    return found
+    from tinygpu.search.tuning.tune import fitting
+
+    every = [machine_named(name)] if name else [*MACHINES.values()]
+    return fitting(operation, device, every, sizes)
 
 
 def read_schedule(path: Path, device: str = "", *, machine: str = "") -> Given:

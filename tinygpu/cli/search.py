@@ -2,24 +2,20 @@
 
 Without ``--measure`` it ranks the legal schedules of every machine that fits, and proves the best.
 With it, schedules of the model's best spreads are measured, and it climbs from the fastest
-(``measuring.py``).  What it found replaces an earlier search in the folder when it is complete: an
-interrupted search leaves the folder as it was, and its measurements in the store.
+(``search/tuning/tune.py``).  What it found replaces an earlier search in the folder when it is
+complete: an interrupted search leaves the folder as it was, and its measurements in the store.
 """
 
 from __future__ import annotations
 
-import atexit
-import gc
 import itertools
 import json
 import math
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -50,38 +46,28 @@ from tinygpu.cli.given import (
     machines_for,
     spread_of,
 )
-from tinygpu.cli.measuring import Effort, Tuned, client_of, tune, why_no_gpu
 from tinygpu.cli.sizes import SizedCommand
 from tinygpu.cli.standing import standing
-from tinygpu.deadline import NEVER, Deadline
+from tinygpu.deadline import Deadline
 from tinygpu.devices.device import label
 from tinygpu.errors import (
-    IllegalScheduleError,
-    LaunchError,
     ScheduleError,
-    TinyGpuError,
     nearest,
 )
 from tinygpu.term.schedule import to_json
 
 if TYPE_CHECKING:
-    from tinygpu.codegen.run.measure import Crew
     from tinygpu.meaning.identity import Meaning
     from tinygpu.search.exact.best import Ranked, Ranking
+    from tinygpu.search.tuning.climb import Tuned
     from tinygpu.space.measurement import Measurement
     from tinygpu.space.space import Space
     from tinygpu.term.schedule import Schedule
 
-__all__ = ["add_to", "assembled", "computing", "ranked", "tree_of"]
+__all__ = ["add_to", "tree_of"]
 
-_RANKED = 96
-"""Schedules of the model that a search by measuring starts from, one of each spread."""
 _ASSEMBLED = 200
 """Schedules of the model that are assembled before one is trusted, one of each spread."""
-_BESIDE_SECONDS, _TELLING_SECONDS = 8.4, 1.2
-"""What a search by measuring may take beside its budget, less Python's start; then, to tell."""
-_RANKING_SHARE = 0.25
-"""Of the whole time of a search by measuring, what the model's ranking takes at most."""
 _MOST = 100_000
 """Schedules that are ranked at most: more would take minutes and be read by nobody."""
 
@@ -140,10 +126,14 @@ def search(
     """Find the best schedules of an operation: under the model, or measured on this GPU."""
     from tinygpu.codegen.run.assemble import known_fault
     from tinygpu.meaning.identity import summary
+    from tinygpu.search.store import Store
     from tinygpu.search.strategies import STRATEGIES
+    from tinygpu.search.tuning.climb import Effort
+    from tinygpu.search.tuning.ranking import assembled, computing, ranked
+    from tinygpu.search.tuning.tune import BESIDE_SECONDS, runnable, searched
     from tinygpu.space.space import Space
 
-    until = Deadline.within((budget or 60.0) + _BESIDE_SECONDS, time.monotonic)
+    until = Deadline.within((budget or 60.0) + BESIDE_SECONDS, time.monotonic)
     chip, problem = device_given(device), problem_of(asked, machine)
     fixed = fixed_for(machines_for(problem.operation, chip, machine, problem.sizes), fix or ())
     fixed = in_order(fixed) if reproducible else fixed
@@ -164,10 +154,7 @@ def search(
     if measure and out is None:
         raise ScheduleError("--measure: measurements need a folder to be kept in; give --out DIR")
     if measure:
-        why_not = {one.name: "" if scheduler else why_no_gpu(one) for one in chosen}
-        spaces = [space for space in spaces if not why_not[space.machine.name]]
-        if not spaces:
-            raise LaunchError("; ".join(dict.fromkeys(why_not.values())))  # before the search
+        spaces = runnable(spaces, scheduler)
     what = {
         "operation": str(problem.operation),
         "sizes": problem.sizes,
@@ -186,33 +173,31 @@ def search(
         way = "nothing is lost; the same command searches again"
         if measure and out is not None:
             way = f"measurements are kept in {out / 'store.db'}; the same command goes on"
-        with resumable(way), ExitStack() as stack:
-            spreads = {
-                one.name: apart.get(one.name) or (one.spread if measure or assemble else ())
-                for one in chosen
-            }
-            count = max(top, _RANKED if measure else _ASSEMBLED if assemble else 0)
-            client = stack.enter_context(client_of(scheduler)) if measure else None
-            crew = stack.enter_context(_beginning()) if measure and client is None else None
-            soon = until.sooner(_RANKING_SHARE * until.left()) if measure else NEVER
-            exact = not (climb or measure or assemble)
-            with resumable("nothing is lost; the same command searches again"):
-                found = ranked(spaces, count, spreads, exact=exact, until=soon)
-            if assemble:
-                found = assembled(spaces, found, top)
-            if not measure:
-                found, meanings = computing(spaces, found)
-            elif out is not None:
+        with resumable(way):
+            if measure and out is not None:
                 effort = Effort(
                     seconds=budget or 60.0,
                     evaluations=evaluations,
                     finalists=top,
                     strategy=strategy,
                 )
-                end = until.before(_TELLING_SECONDS)
-                tuned = _tuned(spaces, found, effort, out / "store.db", client, crew, end)
-                stack.close()
-                tree = _measured_tree(spaces, found, tuned)
+                with Store(out / "store.db") as store:
+                    found, tuned = searched(
+                        spaces, effort, spreads=apart, store=store, scheduler=scheduler, watch=bar,
+                        until=until,
+                    )  # fmt: skip
+                wrong, tree = [*tuned.wrong], _measured_tree(spaces, found, tuned)
+            else:
+                spreads = {one.name: apart.get(one.name) or one.spread for one in chosen}
+                found = ranked(
+                    spaces, max(top, _ASSEMBLED if assemble else 0), spreads if assemble else apart,
+                    exact=not (climb or assemble), watch=bar,
+                )  # fmt: skip
+                if assemble:
+                    found = assembled(spaces, found, top, watch=bar)
+                found, meanings, wrong = computing(spaces, found, watch=bar)
+        for text in wrong:
+            say(f"left out: {text}")
         if not measure:
             tree = tree_of(spaces, found)
             for row, meaning in zip(tree["best"], meanings, strict=True):
@@ -231,243 +216,6 @@ def search(
         if files:
             more = f" to {files[-1].name}" if len(files) > 1 else ""
             say(f"schedules: {files[0]}{more}; why: tinygpu explain {files[0]}")
-
-
-def ranked(
-    spaces: Sequence[Space],
-    top: int,
-    spreads: Mapping[str, tuple[str, ...]],
-    *,
-    exact: bool = False,
-    until: Deadline = NEVER,
-) -> Ranking:
-    """Return the best of spaces of one problem, proven or only climbed to.
-
-    No two are of one machine and alike in its ``spreads``, if it has some.  With a deadline none is
-    proven: all spaces are climbed in at once, until soon after it.  Raises IllegalScheduleError,
-    which says why, if all spaces are empty.
-    """
-    from tinygpu.search.exact.best import Ranking
-
-    with _no_collection():
-        if until.open:
-            every = list(_in_turn(spaces, top, spreads, exact))
-        else:
-            every = list(_at_once(spaces, top, spreads, until))
-    found = [one for one in every if isinstance(one, Ranking)]
-    empty = [one for one in every if isinstance(one, IllegalScheduleError)]
-    best = sorted((one for of in found for one in of.best), key=lambda one: one.seconds)[:top]
-    if not found:
-        raise empty[-1]
-    return Ranking(
-        best=tuple(best),
-        raw=sum(space.raw for space in spaces),
-        admissible=sum(of.admissible for of in found),
-        scored=sum(of.scored for of in found),
-        proven=all(of.proven for of in found),
-    )
-
-
-def _in_turn(
-    spaces: Sequence[Space], top: int, spreads: Mapping[str, tuple[str, ...]], exact: bool
-) -> Iterator[Ranking | IllegalScheduleError]:
-    """Yield what is found in each space, the latest machine first: it bounds the others."""
-    from tinygpu.search.exact.best import rank
-
-    best: list[float] = []
-    for space in reversed(spaces):
-        with bar(f"search {space.machine.name}") as progress:
-            try:
-                found = rank(
-                    space, k=top, exact=exact, spread=spreads[space.machine.name],
-                    below=best[-1] if len(best) == top else math.inf, progress=progress,
-                )  # fmt: skip
-            except IllegalScheduleError as error:
-                yield error
-                continue
-        best = sorted((*best, *(one.seconds for one in found.best)))[:top]
-        yield found
-
-
-def _at_once(
-    spaces: Sequence[Space], top: int, spreads: Mapping[str, tuple[str, ...]], until: Deadline
-) -> Iterator[Ranking | IllegalScheduleError]:
-    """Yield what is climbed to in each space until then: all at once, by a share of the cores.
-
-    Machines without tensor cores come after the others, and only if what they need for the
-    arithmetic alone may be less than what those found.
-    """
-    from tinygpu.search.exact.best import Ranking
-
-    least = {space.machine.name: _fma_seconds(space) for space in spaces}
-    best: list[float] = []
-    for some in (
-        [space for space in spaces if not least[space.machine.name]],
-        [space for space in spaces if least[space.machine.name]],
-    ):
-        below = best[-1] if len(best) == top else math.inf
-        asked = [space for space in some if least[space.machine.name] < below]
-        for one in _climbed(asked, top, spreads, below, until):
-            if isinstance(one, Ranking):
-                best = sorted((*best, *(found.seconds for found in one.best)))[:top]
-            yield one
-
-
-def _fma_seconds(space: Space) -> float:
-    """Return the seconds for a problem's arithmetic by fma; 0 for a machine of tensor cores."""
-    if any(one.unit == "tensor" for one in space.machine.instructions):
-        return 0.0
-    device, problem = space.device, space.problem
-    rate = 2 * device.fma_f32_per_cycle_per_sm * device.sms * device.clock_hz
-    return problem.operation.flops(problem.sizes) / rate
-
-
-def _climbed(
-    spaces: Sequence[Space],
-    top: int,
-    spreads: Mapping[str, tuple[str, ...]],
-    below: float,
-    until: Deadline,
-) -> Iterator[Ranking | IllegalScheduleError]:
-    from tinygpu.search.exact.best import rank
-
-    if not spaces:
-        return
-    told: dict[str, tuple[int, int]] = {}
-    names = ", ".join(space.machine.name for space in spaces)
-    with bar(f"search {names}") as progress, ThreadPoolExecutor(len(spaces)) as pool:
-
-        def begun(space: Space) -> Future[Ranking]:
-            def tell(done: int, whole: int) -> None:
-                told[space.machine.name] = done, whole
-                every = list(told.values())
-                progress(sum(done for done, _ in every), sum(whole for _, whole in every))
-
-            return pool.submit(
-                rank, space, k=top, exact=False, spread=spreads[space.machine.name],
-                below=below, progress=tell, until=until, share=1 / len(spaces),
-            )  # fmt: skip
-
-        for one in [begun(space) for space in reversed(spaces)]:
-            try:
-                yield one.result()
-            except IllegalScheduleError as error:
-                yield error
-
-
-def assembled(spaces: Sequence[Space], found: Ranking, top: int) -> Ranking:
-    """Return the first few of the best, ordered by their times with ptxas's registers and spills.
-
-    Nothing is run.  What ptxas does not take is left out.  Raises AssemblyError if it takes none.
-    """
-    from tinygpu.codegen.run.build import Builders
-    from tinygpu.search.exact.best import Ranked
-    from tinygpu.search.time.cost import cost
-    from tinygpu.search.time.launch import Assembled
-
-    machines = {space.machine.name: space.machine for space in spaces}
-    problem, device = spaces[0].problem, spaces[0].device
-    schedules = [one.schedule for one in found.best]
-    programs = [one.program(machines[one.machine], problem.operation) for one in schedules]
-    best: list[Ranked] = []
-    failed: list[TinyGpuError] = []
-    with bar("assemble") as progress, Builders() as builders:
-        codes = builders.codes([(p, device.arch, problem.sizes) for p in programs])
-        for schedule, program, code in zip(schedules, programs, codes, strict=True):
-            if isinstance(code, TinyGpuError):
-                failed.append(code)
-            else:
-                timed = cost(program, problem.sizes, device, code=Assembled(*code))
-                best.append(Ranked(float(timed.seconds), schedule, timed))
-            progress(len(best) + len(failed), len(programs), "")
-    if not best:
-        raise failed[0]
-    best.sort(key=lambda one: one.seconds)
-    return replace(found, best=tuple(best[:top]), proven=False)
-
-
-def computing(spaces: Sequence[Space], found: Ranking) -> tuple[Ranking, tuple[Meaning, ...]]:
-    """Leave out those of the best that do not compute their operation; say what was found.
-
-    Raises IllegalScheduleError if none does.
-    """
-    from tinygpu.cli.computed import computed
-
-    machines = {space.machine.name: space.machine for space in spaces}
-    operation = spaces[0].problem.operation
-    kept, meanings, wrong = [], [], []
-    programs = [
-        one.schedule.program(machines[one.schedule.machine], operation) for one in found.best
-    ]
-    with bar("execute small instances") as progress:
-        progress(0, len(programs), "")
-        asked = zip(found.best, computed(programs), strict=True)
-        for number, (one, meaning) in enumerate(asked, 1):
-            progress(number, len(programs), "")
-            if not meaning.wrong:
-                kept.append(one)
-                meanings.append(meaning)
-            else:
-                wrong.append(f"{one.schedule} {meaning}")
-    if not kept:
-        raise IllegalScheduleError(
-            f"computes: {wrong[0]} (and {len(wrong) - 1} more); let terms compute {operation}"
-        )
-    for text in wrong:
-        say(f"left out: {text}")
-    return replace(found, best=tuple(kept)), tuple(meanings)
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Search without the collector: it would look through what a search keeps, a sixth of it."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.freeze()  # and back: what is left is old, so that the next collection skips it,
-            gc.unfreeze()
-            atexit.register(gc.freeze)  # and so does the last: both took a tenth of a second
-            gc.enable()
-
-
-@contextmanager
-def _beginning() -> Iterator[Crew]:
-    """Give a crew whose worker starts while the model ranks."""
-    from tinygpu.codegen.run.measure import COARSE, Crew
-
-    with Crew(COARSE.worker) as crew:
-        crew.begin(COARSE.limit_seconds)
-        yield crew
-
-
-def _tuned(
-    spaces: Sequence[Space],
-    found: Ranking,
-    effort: Effort,
-    store: Path,
-    client: Any,
-    crew: Crew | None,
-    until: Deadline,
-) -> Tuned:
-    """Search by measuring from the model's best; what the store knows is not measured again."""
-    from tinygpu.search.neighbourhood import Candidate
-    from tinygpu.search.store import Store
-
-    first = [Candidate(one.schedule, float(one.seconds)) for one in found.best]
-    flops = spaces[0].problem.operation.flops(spaces[0].problem.sizes)
-    with Store(store) as kept, bar("measure") as progress:
-
-        def tell(done: int, most: int | None, best: float) -> None:
-            told = f"best {time_text(best)}, {_rate(flops, best)} TFLOP/s"
-            progress(done, most, told if math.isfinite(best) else "")
-
-        return tune(
-            spaces, first, store=kept, effort=effort, tell=tell, crew=crew, client=client,
-            until=until,
-        )  # fmt: skip
 
 
 def _row(rank: int, schedule: Schedule, seconds: float, flops: float) -> dict[str, Any]:
@@ -547,9 +295,6 @@ def _measured_tree(spaces: Sequence[Space], found: Ranking, tuned: Tuned) -> dic
         program = schedule.program(machines[schedule.machine], problem.operation)
         told = "small instances were not executed: the time was over"
         if (meaning := tuned.meanings.get(schedule)) is not None:
-            if meaning.wrong:
-                say(f"left out: {schedule} {meaning}")
-                continue
             meanings.append(meaning)
             told = str(meaning)
         model_first = number if schedule == tuned.first else model_first
@@ -605,6 +350,8 @@ def _written(out: Path, space: Space, tree: dict[str, Any]) -> list[Path]:
 
 def show(tree: Mapping[str, Any]) -> None:
     """Print the best as a table, the decisions in which they differ, and the counts."""
+    from tinygpu.search.tuning.tune import RANKED
+
     rows, timed = tree["best"], "evaluations" in tree
     machines = {row["machine"] for row in rows}
     names = list(dict.fromkeys(name for row in rows for name in row["decisions"]))
@@ -618,7 +365,7 @@ def show(tree: Mapping[str, Any]) -> None:
         cells += [time_text(seconds), _rate(flops, seconds), row["bottleneck"]]
         if timed:
             took = row["seconds"]
-            cells.append(str(row["place"] or f">{_RANKED}"))
+            cells.append(str(row["place"] or f">{RANKED}"))
             cells += [time_text(took), _rate(flops, took)] if took else ["failed", ""]
         mine = row["decisions"]
         shown.append([*cells, " ".join(f"{n}={mine[n]}" for n in differing if n in mine)])

@@ -1,4 +1,4 @@
-"""What a warp's access costs: wavefronts of shared memory, sectors of global memory, vector width.
+"""What a warp's access costs: wavefronts of shared memory, sectors of global memory.
 
 An access is the byte offsets of a warp's lanes, (..., 32), all lanes reading or writing
 ``access_bytes`` there; a lane whose offset is -1 is inactive and counts for nothing.
@@ -11,14 +11,14 @@ after the other.
 
 *Global memory* moves in sectors of 32 B; an access takes as many as its lanes touch together.
 
->>> from tinygpu.term.layout import Swizzle
+>>> from tinygpu.term.layout import Layout, Swizzle
 >>> rows = np.arange(32)
 >>> for pitch in (32, 33):                         # a column of f32, the rows `pitch` words apart
 ...     print(pitch, bank_wavefronts(4 * pitch * rows, 4), sectors(4 * pitch * rows, 4))
 32 32 32
 33 1 32
 >>> tile = Layout((32, 32), (32, 1), Swizzle(5, 0, 5))  # (row, column), unpadded but swizzled
->>> print(bank_wavefronts(tile.in_bytes(4)((rows, 7)), 4))
+>>> print(bank_wavefronts(4 * tile((rows, 7)), 4))
 1
 >>> print(sectors(np.where(rows < 9, 4 * rows, INACTIVE), 4))
 2
@@ -32,7 +32,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from tinygpu.term.layout import Integers, Layout, LayoutError
+from tinygpu.term.layout import Integers, LayoutError
 
 __all__ = [
     "BANKS",
@@ -42,7 +42,6 @@ __all__ = [
     "WARP_LANES",
     "bank_wavefronts",
     "sectors",
-    "widest_vector",
 ]
 
 WARP_LANES, BANKS, BANK_BYTES = 32, 32, 4  # spec: CUDA C++ Programming Guide, "Shared Memory"
@@ -100,26 +99,6 @@ def sectors(
     touched = offsets // sector_bytes
     touched.sort(axis=-1)
     return np.asarray(_is_new(touched).sum(axis=-1, dtype=np.int64))
-
-
-def widest_vector(layout: Layout, element_bytes: int, *, max_bytes: int = 16) -> int:
-    """Return the bytes of the widest vector access along the value mode, the last one.
-
-    ``layout`` maps (lane, ..., value) to elements.  A vector of 2^k values is legal where each
-    group of 2^k consecutive values of each lane is contiguous and starts at a multiple of 2^k
-    elements; memory itself starts at a multiple of ``max_bytes``.
-    Source: PTX ISA, "Addresses as Operands" (natural alignment) and "ld" (``.v2``, ``.v4``).
-    """
-    values = layout[-1].size if layout.rank else 1
-    offsets = layout.offsets().reshape(values, -1).T
-    count = 1
-    while values % (2 * count) == 0 and 2 * count * element_bytes <= max_bytes:
-        groups = offsets.reshape(len(offsets), -1, 2 * count)
-        start = groups[..., :1]
-        if np.any(start % (2 * count)) or np.any(groups - start != np.arange(2 * count)):
-            break
-        count *= 2
-    return count * element_bytes
 
 
 def _checked(byte_offsets: Integers, access_bytes: int) -> NDArray[np.int64]:

@@ -1,9 +1,9 @@
-"""Measuring for the command line and for scripts: kernels beside cuBLAS, and a search by measuring.
+"""Measuring: kernels beside cuBLAS, and a climb by measuring from the model's best.
 
-    found = tune(spaces, first, store=store, effort=Effort(seconds=60))
+    found = climb(spaces, first, store=store, effort=Effort(seconds=60))
     found.finalists[0]      # the fastest: (schedule, measurement)
 
-``tune`` evaluates what a strategy asks for (``search/strategies``), and compares the fastest with
+``climb`` evaluates what a strategy asks for (``search/strategies``), and compares the fastest with
 the peers round robin under sustained load: a short burst ranks kernels that power holds back
 wrongly, by up to a tenth.  The store knows
 what was evaluated before, so the same search goes on where it was stopped.
@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tinygpu.deadline import NEVER, Deadline
-from tinygpu.errors import LaunchError, TinyGpuError
+from tinygpu.errors import IllegalScheduleError, LaunchError, TinyGpuError
 from tinygpu.search.ties import median_noise, plainness, ranked
 from tinygpu.term.machine import Machine
 from tinygpu.term.schedule import Schedule
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from tinygpu.space.space import Space
     from tinygpu.term.program import Program
 
-__all__ = ["Effort", "Tuned", "client_of", "measured", "tune", "why_no_gpu"]
+__all__ = ["CUBLASLT", "EFFORT", "Effort", "Tuned", "client_of", "climb", "measured", "why_no_gpu"]
 
 CUBLASLT = "tinygpu.codegen.run.cublaslt"
 _PEERS, _BEST_PEERS = 8, 2
@@ -78,6 +78,9 @@ class Effort:
     seed: int = 0
 
 
+EFFORT = Effort()
+
+
 @dataclass(frozen=True, slots=True)
 class Tuned:
     """What a search by measuring found.
@@ -86,7 +89,8 @@ class Tuned:
     that tie by the rule of ``search/ties.py``; those that failed come last.  The model's first
     choice, with the registers that ptxas gives where they decide, is always among them: ``first``,
     which takes ``first_seconds``, None if it failed.  ``meanings`` says what they compute at small
-    sizes, as far as there was time, while the GPU measured.  ``evaluated`` has all that was
+    sizes, as far as there was time, while the GPU measured; ``wrong`` names those that were left
+    out because they compute something else.  ``evaluated`` has all that was
     measured, coarsely.  ``settled`` says that nothing left may be faster.
     """
 
@@ -98,6 +102,7 @@ class Tuned:
     first: Schedule | None = None
     first_seconds: float | None = None
     meanings: Mapping[Schedule, Meaning] = field(default_factory=dict, compare=False)
+    wrong: tuple[str, ...] = ()
 
 
 def measured(
@@ -119,12 +124,12 @@ def measured(
     return [*found[: len(programs)], *_ran(found[len(programs) :])[:1]]
 
 
-def tune(
+def climb(
     spaces: Sequence[Space],
     first: Sequence[Candidate],
     *,
     store: Results | None = None,
-    effort: Effort = Effort(),
+    effort: Effort = EFFORT,
     peers: Sequence[str] = (CUBLASLT,),
     most_peers: int = _PEERS,
     options: Options | None = None,
@@ -152,7 +157,7 @@ def tune(
         if client is not None
         else Campaign(problem, store=store, options=options, crew=crew)
     ) as campaign:
-        search = _Tuning(campaign, spaces, first, effort, tell, until)
+        search = _Climb(campaign, spaces, first, effort, tell, until)
         search.beside = [name for module in peers for name in campaign.peers(module)[:most_peers]]
         return search.run(peers)
 
@@ -170,8 +175,8 @@ def client_of(scheduler: str) -> Iterator[Any]:
         yield None
 
 
-class _Tuning:
-    """One call of ``tune``."""
+class _Climb:
+    """One call of ``climb``."""
 
     def __init__(
         self,
@@ -404,10 +409,18 @@ class _Tuning:
             [median_noise(m.spread, m.rounds) for m in mine.values()],
             [plainness(s, registers.get(s, math.inf)) for s in mine],
         )
-        every = [(Candidate(s, self.predicted[s]), m) for s, m in mine.items()]
+        every = [*mine.items()]
+        wrong = tuple(f"{s} {meaning}" for s, meaning in meanings.items() if meaning.wrong)
+        right_ones = tuple(
+            (Candidate(s, self.predicted[s]), m)
+            for s, m in (every[i] for i in order)
+            if s not in meanings or not meanings[s].wrong
+        )
+        if not right_ones:
+            raise IllegalScheduleError(f"computes: {wrong[0]} (and {len(wrong) - 1} more)")
         return Tuned(
-            tuple(every[i] for i in order), tuple(theirs), self.evaluated, self.predicted,
-            not self.stopped, first, mine[first].seconds, meanings,
+            right_ones, tuple(theirs), self.evaluated, self.predicted, not self.stopped, first,
+            mine[first].seconds, meanings, wrong,
         )  # fmt: skip
 
     def rounds(self, options: Options, count: int) -> Options:
