@@ -23,11 +23,11 @@ from typing import Any
 
 import numpy as np
 
-from tinygpu.codegen.emulator.launching import Extent, Module, launch
-from tinygpu.codegen.emulator.memory import Memory
-from tinygpu.codegen.emulator.report import NOT_CHECKED, Array, Finding, gathered
-from tinygpu.codegen.emulator.values import TYPES
-from tinygpu.errors import LaunchError
+from .errors import LaunchError
+from .launching import Extent, Module, launch
+from .memory import Memory
+from .report import NOT_CHECKED, Array, Finding, gathered
+from .values import TYPES
 
 __all__ = ["NOT_CHECKED", "Checked", "Order", "argument", "check", "orders", "sarif"]
 
