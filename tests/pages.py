@@ -3,6 +3,7 @@
 Blocks run from top to bottom, in one folder:
 
     ```python title="x.py"     is written to the file x.py
+    ```ptx title="x.ptx"       is written, too
     ```python                  is run; the block of text after "It prints:" is its output
     ```console                 has commands, "$ ...", for a shell, each with its output
 
@@ -18,7 +19,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -31,15 +32,20 @@ __all__ = ["faults", "true_page"]
 
 ROOT = Path(__file__).parent.parent
 _BLOCK = re.compile(
-    r"(?P<gpu><!-- gpu -->\n)?^```(?P<kind>python|console|sh)(?: title=\"(?P<title>[^\"\n]+)\")?\n"
+    r"(?P<gpu><!-- gpu -->\n)?^```(?P<kind>python|ptx|console|sh)"
+    r"(?: title=\"(?P<title>[^\"\n]+)\")?\n"
     r"(?P<code>.*?)^```\n(?:\s*It prints:\s*^```text\n(?P<printed>.*?)^```\n)?",
     re.DOTALL | re.MULTILINE,
 )
 _SECONDS = 120
 
 
-def true_page(text: str, folder: Path) -> str:
-    """Return a page with the outputs that its blocks have, run in a folder."""
+def true_page(text: str, folder: Path, variables: Mapping[str, str] | None = None) -> str:
+    """Return a page with the outputs that its blocks have, run in a folder.
+
+    ``variables`` are those of the process, if it is another environment than this project's.
+    """
+    given = _own(folder / ".bin") if variables is None else variables
 
     def true(block: re.Match[str]) -> str:
         code, told = block["code"], block[0]
@@ -47,13 +53,15 @@ def true_page(text: str, folder: Path) -> str:
             case "sh":
                 return told
             case "console":
-                return told if block["gpu"] else told.replace(code, _true_session(code, folder))
+                return (
+                    told if block["gpu"] else told.replace(code, _true_session(code, folder, given))
+                )
         if block["gpu"]:
             return told
         if block["title"]:
             (folder / block["title"]).write_text(code, encoding="utf-8")
             return told
-        printed = _run([sys.executable, "-c", code], folder)
+        printed = _run(["python", "-c", code], folder, given)
         if block["printed"] is None:
             assert not printed, f"it prints something: give it a title, or its output:\n{code}"
             return told
@@ -62,10 +70,11 @@ def true_page(text: str, folder: Path) -> str:
     return _BLOCK.sub(true, text)
 
 
-def _true_session(session: str, folder: Path) -> str:
+def _true_session(session: str, folder: Path, variables: Mapping[str, str]) -> str:
     lines = []
     for command, printed in _commands(session):
-        lines += [f"$ {command}", *_matched(printed, _run(["bash", "-c", command], folder))]
+        true = _run(["bash", "-c", command], folder, variables)
+        lines += [f"$ {command}", *_matched(printed, true)]
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -95,22 +104,26 @@ def _matched(told: Sequence[str], printed: str) -> list[str]:
     return true
 
 
-def _run(words: Sequence[str], folder: Path) -> str:
-    """Run something with ``tinygpu`` and ``python`` on PATH; return what it prints."""
-    commands = folder / ".bin"
+def _own(commands: Path) -> dict[str, str]:
+    """Write the commands ``tinygpu`` and ``python`` into a folder; return variables for them."""
     commands.mkdir(exist_ok=True)
     for name, call in (("python", ""), ("tinygpu", "-m tinygpu ")):
         script = f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {call}"$@"\n'
         (commands / name).write_text(script, encoding="utf-8")
         (commands / name).chmod(0o755)
-    paths = {
+    return {
+        **os.environ,
         "PATH": f"{commands}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),
     }
+
+
+def _run(words: Sequence[str], folder: Path, variables: Mapping[str, str]) -> str:
+    """Run something; return what it prints."""
     run = subprocess.run(
         words,
         cwd=folder,
-        env={**os.environ, **paths, "COLUMNS": "100"},
+        env={**variables, "COLUMNS": "100"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -10,6 +10,7 @@ import ast
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
+from importlib.util import resolve_name
 from pathlib import Path
 from typing import get_args
 
@@ -110,10 +111,12 @@ def modules() -> dict[str, Path]:
 def imported(name: str) -> Iterator[str]:
     """Yield the modules of the project that a module imports, wherever it does."""
     for node in ast.walk(ast.parse(modules()[name].read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+        if isinstance(node, ast.ImportFrom):
+            package = name if modules()[name].stem == "__init__" else name.rpartition(".")[0]
+            module = resolve_name("." * node.level + (node.module or ""), package)
             for one in node.names:
-                inner = f"{node.module}.{one.name}"
-                yield inner if inner in modules() else node.module
+                inner = f"{module}.{one.name}"
+                yield inner if inner in modules() else module
         elif isinstance(node, ast.Import):
             yield from (one.name for one in node.names)
 

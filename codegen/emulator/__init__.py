@@ -22,11 +22,11 @@ of acquire and release, L1 and the constant cache, time.
 Source: PTX ISA 9.0.
 """
 
-from tinygpu.codegen.emulator.checking import Checked, Order, check
-from tinygpu.codegen.emulator.launching import FAMILIES, Module, launch
-from tinygpu.codegen.emulator.memory import Memory
-from tinygpu.codegen.emulator.report import Finding, Report
-from tinygpu.codegen.emulator.tensor_map import TensorMap
+from .checking import Checked, Order, check
+from .launching import FAMILIES, Module, launch
+from .memory import Memory
+from .report import Finding, Report
+from .tensor_map import TensorMap
 
 __all__ = [
     "FAMILIES",

@@ -18,11 +18,11 @@ from typing import Any
 
 import numpy as np
 
-from tinygpu.codegen.emulator.decoder import Action, Builder, Decoder, Source
-from tinygpu.codegen.emulator.parser import Instruction
-from tinygpu.codegen.emulator.report import Array
-from tinygpu.codegen.emulator.run import Group, Run
-from tinygpu.codegen.emulator.values import PACKED, TYPES, flushed, fma, quotient, root, rounded
+from .decoder import Action, Builder, Decoder, Source
+from .parser import Instruction
+from .report import Array
+from .run import Group, Run
+from .values import PACKED, TYPES, flushed, fma, quotient, root, rounded
 
 __all__ = ["TABLE", "apply", "by_type", "packed", "plain", "read"]
 

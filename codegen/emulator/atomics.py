@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from tinygpu.codegen.emulator.report import Array
+from .report import Array
 
 __all__ = ["RUNNING", "UPDATES", "in_turn", "rounds"]
 

@@ -18,31 +18,15 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from tinygpu.codegen.emulator.clocks import INITS, LIFE, ORDER, PROXIED, RESERVED
-from tinygpu.codegen.emulator.decoder import (
-    Action,
-    Builder,
-    Control,
-    Decoder,
-    Source,
-    Target,
-    together,
-)
-from tinygpu.codegen.emulator.memory import SHARED
-from tinygpu.codegen.emulator.moves import space_of
-from tinygpu.codegen.emulator.parser import Instruction
-from tinygpu.codegen.emulator.report import Array
-from tinygpu.codegen.emulator.run import (
-    WARP,
-    ClusterBarrier,
-    Group,
-    Mbarrier,
-    NamedBarrier,
-    Run,
-    Waiter,
-)
-from tinygpu.codegen.emulator.spaces import fence as order
-from tinygpu.codegen.emulator.spaces import granules, shared_at
+from .clocks import INITS, LIFE, ORDER, PROXIED, RESERVED
+from .decoder import Action, Builder, Control, Decoder, Source, Target, together
+from .memory import SHARED
+from .moves import space_of
+from .parser import Instruction
+from .report import Array
+from .run import WARP, ClusterBarrier, Group, Mbarrier, NamedBarrier, Run, Waiter
+from .spaces import fence as order
+from .spaces import granules, shared_at
 
 __all__ = ["TABLE", "arrive", "at_barrier", "barriers_at", "complete_bytes", "end"]
 

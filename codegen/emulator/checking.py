@@ -1,4 +1,4 @@
-"""Checking a kernel in several orders: what ``tinygpu ptx`` does, as values.
+"""Checking a kernel in several orders: what both command lines do, as values.
 
 Every order has its own copy of the arrays, so that their results can be compared; a finding is told
 once, with the orders that made it.
@@ -19,17 +19,18 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tinygpu.codegen.emulator.launching import Extent, Module, launch
-from tinygpu.codegen.emulator.memory import Memory
-from tinygpu.codegen.emulator.report import NOT_CHECKED, Array, Finding, gathered
-from tinygpu.codegen.emulator.values import TYPES
-from tinygpu.errors import LaunchError
+from .errors import LaunchError, ProgramError
+from .launching import Extent, Module, launch
+from .memory import Memory
+from .report import NOT_CHECKED, Array, Finding, gathered
+from .values import TYPES
 
-__all__ = ["NOT_CHECKED", "Checked", "Order", "argument", "check", "orders", "sarif"]
+__all__ = ["Checked", "Order", "argument", "check", "check_file", "lines", "orders", "sarif"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +169,56 @@ def check(
     return Checked(
         kernel, tuple(orders), gathered(found.values()), first, tuple(differing), instructions
     )
+
+
+def check_file(
+    file: Path, *, kernel: str, grid: str, block: str, cluster: str, smem: int, arg: Sequence[str],
+    save: Sequence[str], order: str, lanes: bool | None, limit: int,
+) -> Checked:  # fmt: skip
+    """Check a kernel of a file, with the options of a command line; save the arrays it names.
+
+    Raises OSError for a file, ProgramError and LaunchError as ``check`` does.
+    """
+    try:
+        text = file.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise ProgramError(f"{file}: no text; give PTX, not a cubin") from None
+    given = dict(_pair(pair, "--arg") for pair in arg)
+    arguments = {name: argument(value) for name, value in given.items()}
+    checked = check(
+        text, kernel, _extent(grid, "--grid"), _extent(block, "--block"), arguments,
+        cluster=_extent(cluster, "--cluster"), smem_bytes=smem, orders=orders(order), lanes=lanes,
+        limit=limit,
+    )  # fmt: skip
+    for name, path in (_pair(pair, "--save") for pair in save):
+        if name not in checked.results:
+            raise LaunchError(f"--save: {name} is no array; {', '.join(checked.results) or 'none'}")
+        np.save(path, checked.results[name])
+    return checked
+
+
+def _pair(text: str, option: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name or not value:
+        raise LaunchError(f"{option}: {text!r}; give NAME=VALUE")
+    return name, value
+
+
+def _extent(text: str, option: str) -> tuple[int, ...]:
+    if not re.fullmatch(r"\d{1,9}(,\d{1,9}){0,2}", text):
+        raise LaunchError(f"{option}: {text!r}; one to three numbers, as 4,2,1")
+    return tuple(map(int, text.split(",")))
+
+
+def lines(checked: Checked, file: Path) -> list[str]:
+    """Return the outcome as lines of text: findings, what the order changes, what was run."""
+    count = f"{len(checked.findings)} findings" if checked.findings else "nothing found"
+    return [
+        *(f"{file}: {finding}" for finding in checked.findings),
+        *(f"{file}: warning: {name} is not the same in every order" for name in checked.differing),
+        f"{checked.kernel}: {count}; orders {', '.join(map(str, checked.orders))}",
+        f"not checked: {', '.join(NOT_CHECKED)}",
+    ]
 
 
 def sarif(checked: Checked, path: str) -> dict[str, Any]:

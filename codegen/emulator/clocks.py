@@ -34,7 +34,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tinygpu.codegen.emulator.report import Array
+from .report import Array
 
 __all__ = ["INITS", "LIFE", "ORDER", "PROXIED", "RESERVED", "TENSOR", "Clocks", "Conflict"]
 

@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from tinygpu.codegen.emulator.barriers import end
-from tinygpu.codegen.emulator.decoder import Builder, Control, Decoder
-from tinygpu.codegen.emulator.functions import Function, address_of, parts_of_call
-from tinygpu.codegen.emulator.memory import FRAME
-from tinygpu.codegen.emulator.parser import Instruction, Variable, width_of
-from tinygpu.codegen.emulator.report import Array
-from tinygpu.codegen.emulator.run import DEEPEST, LOCAL_MOST, Group, Run
+from .barriers import end
+from .decoder import Builder, Control, Decoder
+from .functions import Function, address_of, parts_of_call
+from .memory import FRAME
+from .parser import Instruction, Variable, width_of
+from .report import Array
+from .run import DEEPEST, LOCAL_MOST, Group, Run
 
 __all__ = ["TABLE"]
 

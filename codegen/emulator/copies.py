@@ -18,26 +18,18 @@ from typing import Any
 
 import numpy as np
 
-from tinygpu.codegen.emulator.atomics import UPDATES
-from tinygpu.codegen.emulator.barriers import arrive, at_barrier, barriers_at, complete_bytes
-from tinygpu.codegen.emulator.clocks import ORDER, PROXIED
-from tinygpu.codegen.emulator.decoder import Action, Builder, Decoder, commits, each_thread, waits
-from tinygpu.codegen.emulator.memory import PARAM, SHARED
-from tinygpu.codegen.emulator.moves import hint
-from tinygpu.codegen.emulator.parser import Instruction, split
-from tinygpu.codegen.emulator.report import Array
-from tinygpu.codegen.emulator.run import FIRST_SHARED, Group, Mbarrier, Run, one_of
-from tinygpu.codegen.emulator.spaces import (
-    check_write,
-    granules,
-    hold,
-    multicast,
-    outside,
-    place,
-    shared_at,
-)
-from tinygpu.codegen.emulator.tensor_map import TensorMap, swizzled
-from tinygpu.codegen.emulator.values import TYPES
+from .atomics import UPDATES
+from .barriers import arrive, at_barrier, barriers_at, complete_bytes
+from .clocks import ORDER, PROXIED
+from .decoder import Action, Builder, Decoder, commits, each_thread, waits
+from .memory import PARAM, SHARED
+from .moves import hint
+from .parser import Instruction, split
+from .report import Array
+from .run import FIRST_SHARED, Group, Mbarrier, Run, one_of
+from .spaces import check_write, granules, hold, multicast, outside, place, shared_at
+from .tensor_map import TensorMap, swizzled
+from .values import TYPES
 
 __all__ = ["TABLE", "unfinished"]
 

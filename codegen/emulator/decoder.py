@@ -17,24 +17,15 @@ from typing import Any
 
 import numpy as np
 
-from tinygpu.codegen.emulator.forms import form_of, kinds_of
-from tinygpu.codegen.emulator.functions import address_of, link
-from tinygpu.codegen.emulator.memory import FRAME
-from tinygpu.codegen.emulator.parser import Instruction, Kernel, Parsed, guarded, split, width_of
-from tinygpu.codegen.emulator.report import Array
-from tinygpu.codegen.emulator.run import (
-    FIRST_SHARED,
-    LOCAL_MOST,
-    WARP,
-    Action,
-    Code,
-    Group,
-    Run,
-    Step,
-)
-from tinygpu.codegen.emulator.special import CLOCKS, SPECIAL, special
-from tinygpu.codegen.emulator.values import TYPES, constant, immediate, wrapped
-from tinygpu.errors import ProgramError
+from .errors import ProgramError
+from .forms import form_of, kinds_of
+from .functions import address_of, link
+from .memory import FRAME
+from .parser import Instruction, Kernel, Parsed, guarded, split, width_of
+from .report import Array
+from .run import FIRST_SHARED, LOCAL_MOST, WARP, Action, Code, Group, Run, Step
+from .special import CLOCKS, SPECIAL, special
+from .values import TYPES, constant, immediate, wrapped
 
 __all__ = [
     "Action",

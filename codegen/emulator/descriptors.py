@@ -23,10 +23,10 @@ import functools
 import ml_dtypes
 import numpy as np
 
-from tinygpu.codegen.emulator.report import Array
-from tinygpu.codegen.emulator.run import FIRST_SHARED, Run
-from tinygpu.codegen.emulator.tensor_map import swizzled
-from tinygpu.codegen.emulator.values import TYPES
+from .report import Array
+from .run import FIRST_SHARED, Run
+from .tensor_map import swizzled
+from .values import TYPES
 
 __all__ = ["NARROW", "elements", "matrix_at", "offsets"]
 

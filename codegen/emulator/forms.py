@@ -16,7 +16,6 @@ in braces, ``*`` whatever the builder reads.
 >>> print(why_not("mul.lo.frob.u32"))
 .frob is not what follows mul.lo; forms: mul.hi|lo.I
 
->>> from tinygpu.codegen.emulator.parser import Instruction
 >>> add = Instruction(7, "add.f32", ("%f1", "%f2", "%r1"))
 >>> form_of(add, {"%f1": "f32", "%f2": "f32", "%r1": "u32"}, (9, 0), "sm_90")
 Traceback (most recent call last):
@@ -35,9 +34,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tinygpu.codegen.emulator.parser import Instruction, split, width_of
-from tinygpu.codegen.emulator.values import constant
-from tinygpu.errors import ProgramError
+from .errors import ProgramError
+from .parser import Instruction, split, width_of
+from .values import constant
 
 __all__ = [
     "FORMS", "MODIFIERS", "SETS", "Form", "find", "form_of", "kinds_of", "runs_on", "why_not",

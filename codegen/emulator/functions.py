@@ -11,9 +11,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from tinygpu.codegen.emulator.memory import FUNCTION
-from tinygpu.codegen.emulator.parser import Instruction, Kernel, Parsed, Variable, split
-from tinygpu.errors import ProgramError
+from .errors import ProgramError
+from .memory import FUNCTION
+from .parser import Instruction, Kernel, Parsed, Variable, split
 
 __all__ = ["Function", "address_of", "link", "parts_of_call"]
 

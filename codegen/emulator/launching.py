@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from tinygpu.codegen.emulator import (
+from . import (
     arithmetic,
     barriers,
     control,
@@ -34,15 +34,15 @@ from tinygpu.codegen.emulator import (
     warp,
     wgmma,
 )
-from tinygpu.codegen.emulator.decoder import Builder, Code, decode
-from tinygpu.codegen.emulator.forms import FORMS
-from tinygpu.codegen.emulator.functions import address_of
-from tinygpu.codegen.emulator.memory import Memory
-from tinygpu.codegen.emulator.report import Array, Finding, Report, gathered
-from tinygpu.codegen.emulator.run import WARP, Run
-from tinygpu.codegen.emulator.tensor_map import TensorMap
-from tinygpu.codegen.emulator.values import TYPES, constant, immediate, typed
-from tinygpu.errors import LaunchError, ProgramError
+from .decoder import Builder, Code, decode
+from .errors import LaunchError, ProgramError
+from .forms import FORMS
+from .functions import address_of
+from .memory import Memory
+from .report import Array, Finding, Report, gathered
+from .run import WARP, Run
+from .tensor_map import TensorMap
+from .values import TYPES, constant, immediate, typed
 
 __all__ = ["FAMILIES", "TABLE", "Module", "launch"]
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from tinygpu.codegen.emulator.arithmetic import apply, by_type, packed, plain, read
-from tinygpu.codegen.emulator.atomics import RUNNING
-from tinygpu.codegen.emulator.decoder import Action, Builder, Decoder
-from tinygpu.codegen.emulator.parser import Instruction
-from tinygpu.codegen.emulator.report import Array
-from tinygpu.codegen.emulator.run import Group, Run
-from tinygpu.codegen.emulator.values import PACKED, TYPES
+from .arithmetic import apply, by_type, packed, plain, read
+from .atomics import RUNNING
+from .decoder import Action, Builder, Decoder
+from .parser import Instruction
+from .report import Array
+from .run import Group, Run
+from .values import PACKED, TYPES
 
 __all__ = ["TABLE"]
 

@@ -22,14 +22,14 @@ from typing import Any
 
 import numpy as np
 
-from tinygpu.codegen.emulator import spaces
-from tinygpu.codegen.emulator.decoder import Builder, Control, Decoder, Source, together
-from tinygpu.codegen.emulator.moves import space_of
-from tinygpu.codegen.emulator.parser import Instruction
-from tinygpu.codegen.emulator.report import Array
-from tinygpu.codegen.emulator.run import WARP, Group, Run
-from tinygpu.codegen.emulator.spaces import check_read, check_write, shared_at
-from tinygpu.codegen.emulator.values import TYPES
+from . import spaces
+from .decoder import Builder, Control, Decoder, Source, together
+from .moves import space_of
+from .parser import Instruction
+from .report import Array
+from .run import WARP, Group, Run
+from .spaces import check_read, check_write, shared_at
+from .values import TYPES
 
 __all__ = ["TABLE", "add", "left", "narrowed", "shape_of"]
 

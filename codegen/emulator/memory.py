@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from tinygpu.codegen.emulator.report import Array
-from tinygpu.errors import LaunchError
+from .errors import LaunchError
+from .report import Array
 
 __all__ = ["FRAME", "FUNCTION", "LOCAL", "PARAM", "SHARED", "Memory", "Part"]
 

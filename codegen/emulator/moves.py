@@ -11,17 +11,17 @@ from typing import Any
 
 import numpy as np
 
-from tinygpu.codegen.emulator import spaces
-from tinygpu.codegen.emulator.arithmetic import by_type
-from tinygpu.codegen.emulator.atomics import RUNNING, UPDATES, in_turn, rounds
-from tinygpu.codegen.emulator.decoder import Action, Builder, Decoder
-from tinygpu.codegen.emulator.forms import runs_on
-from tinygpu.codegen.emulator.memory import LOCAL, PARAM, SHARED
-from tinygpu.codegen.emulator.parser import Instruction
-from tinygpu.codegen.emulator.report import Array
-from tinygpu.codegen.emulator.run import Group, Run
-from tinygpu.codegen.emulator.spaces import semantics
-from tinygpu.codegen.emulator.values import PACKED, TYPES
+from . import spaces
+from .arithmetic import by_type
+from .atomics import RUNNING, UPDATES, in_turn, rounds
+from .decoder import Action, Builder, Decoder
+from .forms import runs_on
+from .memory import LOCAL, PARAM, SHARED
+from .parser import Instruction
+from .report import Array
+from .run import Group, Run
+from .spaces import semantics
+from .values import PACKED, TYPES
 
 __all__ = ["TABLE", "hint", "space_of"]
 

@@ -20,8 +20,8 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
-from tinygpu.codegen.emulator.values import TYPES, constant
-from tinygpu.errors import EmulatorError, LaunchError, ProgramError, TinyGpuError
+from .errors import EmulatorError, LaunchError, ProgramError, TinyGpuError
+from .values import TYPES, constant
 
 __all__ = ["Instruction", "Kernel", "Parsed", "Variable", "guarded", "parse", "split"]
 

@@ -30,10 +30,10 @@ from typing import Any
 
 import numpy as np
 
-from tinygpu.codegen.emulator.clocks import ORDER, PROXIED, Clocks, Conflict
-from tinygpu.codegen.emulator.memory import Memory
-from tinygpu.codegen.emulator.parser import Instruction
-from tinygpu.codegen.emulator.report import Array, Finding
+from .clocks import ORDER, PROXIED, Clocks, Conflict
+from .memory import Memory
+from .parser import Instruction
+from .report import Array, Finding
 
 __all__ = [
     "COLUMNS", "DEEPEST", "FIRST_SHARED", "LANES", "LOCAL_MOST", "WARP", "WARPGROUP", "Action",

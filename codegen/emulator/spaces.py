@@ -20,11 +20,11 @@ from typing import Any
 
 import numpy as np
 
-from tinygpu.codegen.emulator.clocks import ORDER, PROXIED
-from tinygpu.codegen.emulator.memory import FRAME, LOCAL, PARAM, SHARED, Part
-from tinygpu.codegen.emulator.parser import Instruction
-from tinygpu.codegen.emulator.report import Array
-from tinygpu.codegen.emulator.run import FIRST_SHARED, WARP, Group, Run
+from .clocks import ORDER, PROXIED
+from .memory import FRAME, LOCAL, PARAM, SHARED, Part
+from .parser import Instruction
+from .report import Array
+from .run import FIRST_SHARED, WARP, Group, Run
 
 __all__ = ["WEAK", "Semantics", "granules", "read", "semantics", "shared_at", "transfer", "write"]
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from tinygpu.codegen.emulator.report import Array
-from tinygpu.codegen.emulator.run import FIRST_SHARED, Run, split
+from .report import Array
+from .run import FIRST_SHARED, Run, split
 
 __all__ = ["CLOCKS", "SPECIAL", "special"]
 

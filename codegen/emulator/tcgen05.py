@@ -24,25 +24,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tinygpu.codegen.emulator.barriers import arrive, at_barrier
-from tinygpu.codegen.emulator.clocks import ORDER, TENSOR
-from tinygpu.codegen.emulator.decoder import (
-    Action,
-    Builder,
-    Control,
-    Decoder,
-    each_thread,
-    together,
-)
-from tinygpu.codegen.emulator.descriptors import NARROW, elements, matrix_at
-from tinygpu.codegen.emulator.matrices import narrowed
-from tinygpu.codegen.emulator.memory import SHARED
-from tinygpu.codegen.emulator.moves import space_of
-from tinygpu.codegen.emulator.parser import Instruction
-from tinygpu.codegen.emulator.report import Array
-from tinygpu.codegen.emulator.run import COLUMNS, WARP, Group, Run, TensorMemory, one_of
-from tinygpu.codegen.emulator.spaces import check_write, hold, multicast, place, shared_at
-from tinygpu.codegen.emulator.values import TYPES, products
+from .barriers import arrive, at_barrier
+from .clocks import ORDER, TENSOR
+from .decoder import Action, Builder, Control, Decoder, each_thread, together
+from .descriptors import NARROW, elements, matrix_at
+from .matrices import narrowed
+from .memory import SHARED
+from .moves import space_of
+from .parser import Instruction
+from .report import Array
+from .run import COLUMNS, WARP, Group, Run, TensorMemory, one_of
+from .spaces import check_write, hold, multicast, place, shared_at
+from .values import TYPES, products
 
 __all__ = ["TABLE", "access"]
 

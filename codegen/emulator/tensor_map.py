@@ -17,9 +17,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tinygpu.codegen.emulator.report import Array
-from tinygpu.codegen.emulator.values import TYPES
-from tinygpu.errors import LaunchError
+from .errors import LaunchError
+from .report import Array
+from .values import TYPES
 
 __all__ = ["SWIZZLES", "TensorMap", "swizzled"]
 

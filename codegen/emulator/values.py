@@ -26,7 +26,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from tinygpu.codegen.emulator.report import Array
+from .report import Array
 
 __all__ = [
     "PACKED", "TYPES", "constant", "flushed", "fma", "immediate", "products", "quotient", "root",

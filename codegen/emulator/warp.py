@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from tinygpu.codegen.emulator.atomics import RUNNING
-from tinygpu.codegen.emulator.decoder import Action, Builder, Control, Decoder
-from tinygpu.codegen.emulator.parser import Instruction
-from tinygpu.codegen.emulator.report import Array
-from tinygpu.codegen.emulator.run import WARP, Group, Run
-from tinygpu.codegen.emulator.values import TYPES
+from .atomics import RUNNING
+from .decoder import Action, Builder, Control, Decoder
+from .parser import Instruction
+from .report import Array
+from .run import WARP, Group, Run
+from .values import TYPES
 
 __all__ = ["TABLE"]
 

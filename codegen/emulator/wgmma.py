@@ -13,21 +13,13 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from tinygpu.codegen.emulator.decoder import (
-    Builder,
-    Control,
-    Decoder,
-    Source,
-    commits,
-    together,
-    waits,
-)
-from tinygpu.codegen.emulator.descriptors import elements, matrix_at
-from tinygpu.codegen.emulator.matrices import add, left, shape_of
-from tinygpu.codegen.emulator.parser import Instruction
-from tinygpu.codegen.emulator.run import WARP, WARPGROUP, Group, Run
-from tinygpu.codegen.emulator.spaces import hold
-from tinygpu.codegen.emulator.values import TYPES, products
+from .decoder import Builder, Control, Decoder, Source, commits, together, waits
+from .descriptors import elements, matrix_at
+from .matrices import add, left, shape_of
+from .parser import Instruction
+from .run import WARP, WARPGROUP, Group, Run
+from .spaces import hold
+from .values import TYPES, products
 
 __all__ = ["TABLE", "watch"]
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import numpy as np
 import typer
 
 from tinygpu.cli.console import json_text, say, say_json, write
 from tinygpu.cli.given import JSON
-from tinygpu.errors import LaunchError, ProgramError
 
 __all__ = ["add_to"]
 
@@ -60,53 +57,15 @@ def ptx(
     """
     from tinygpu.codegen.emulator import checking
 
-    given = dict(_pair(text, "--arg") for text in arg or ())
-    checked = checking.check(
-        _text(file),
-        kernel,
-        _extent(grid, "--grid"),
-        _extent(block, "--block"),
-        {name: checking.argument(value) for name, value in given.items()},
-        cluster=_extent(cluster, "--cluster"),
-        smem_bytes=smem,
-        orders=checking.orders(order),
-        lanes=lanes,
-        limit=limit,
-    )
-    for name, path in (_pair(text, "--save") for text in save or ()):
-        if name not in checked.results:
-            raise LaunchError(f"--save: {name} is no array; {', '.join(checked.results) or 'none'}")
-        np.save(path, checked.results[name])
+    checked = checking.check_file(
+        file, kernel=kernel, grid=grid, block=block, cluster=cluster, smem=smem, arg=arg or (),
+        save=save or (), order=order, lanes=lanes, limit=limit,
+    )  # fmt: skip
     if sarif is not None:
         write(sarif, json_text(checking.sarif(checked, str(file))))
     if as_json:
         say_json(checked.json)
     else:
-        for finding in checked.findings:
-            say(f"{file}: {finding}")
-        for name in checked.differing:
-            say(f"{file}: warning: {name} is not the same in every order")
-        told = f"{len(checked.findings)} findings" if checked.findings else "nothing found"
-        say(f"{checked.kernel}: {told}; orders {', '.join(map(str, checked.orders))}")
-        say(f"not checked: {', '.join(checking.NOT_CHECKED)}")
+        for line in checking.lines(checked, file):
+            say(line)
     sys.exit(checked.status)
-
-
-def _text(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise ProgramError(f"{file}: no text; give PTX, not a cubin") from None
-
-
-def _pair(text: str, option: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals or not name or not value:
-        raise LaunchError(f"{option}: {text!r}; give NAME=VALUE")
-    return name, value
-
-
-def _extent(text: str, option: str) -> Any:
-    if not re.fullmatch(r"\d{1,9}(,\d{1,9}){0,2}", text):
-        raise LaunchError(f"{option}: {text!r}; one to three numbers, as 4,2,1")
-    return tuple(map(int, text.split(",")))
