@@ -93,7 +93,7 @@ EDGES = {
 }
 """Which rooms each room imports, apart from ``tinygpu`` itself: errors, the reader of files."""
 
-LINES = 63366
+LINES = 63146
 """The most lines of the three folders together; without the emulator they are to be 40,000."""
 
 

@@ -279,17 +279,17 @@ def test_hostile_texts_stay_texts(searched: Path) -> None:
 def test_an_interrupted_demo_keeps_its_layers(
     undrawn: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tinygpu.search.exact import best
+    from tinygpu.search.exact.best import rank
 
-    real, calls = best.rank, [0]
+    calls = [0]
 
     def second_stops(*words: Any, **named: Any) -> Any:
         calls[0] += 1
         if calls[0] > 1:
             raise KeyboardInterrupt
-        return real(*words, **named)
+        return rank(*words, **named)
 
-    monkeypatch.setattr(best, "rank", second_stops)
+    monkeypatch.setattr("tinygpu.search.tuning.ranking.rank", second_stops)
     result = tinygpu(*SIMT, "--layer", "down", "--out", tmp_path)
     assert result.exit_code == 130
     assert "the same command does all again" in result.stderr

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import pytest
 
 import tinygpu
-from tinygpu.errors import MachineError, OperationError, ProgramError, TinyGpuError
+from tinygpu.errors import LaunchError, MachineError, OperationError, ProgramError, TinyGpuError
 from tinygpu.isa.memory import REGISTERS
 from tinygpu.machines import MACHINES
 from tinygpu.machines.simt import LADDER, Simt
+from tinygpu.search.tuning.climb import Effort
 from tinygpu.term.access_map import Access, Affine, number_text, registers
 from tinygpu.term.builder import Held, Kernel
 from tinygpu.term.expression import value
@@ -30,6 +32,13 @@ SPACE = tinygpu.Space(Simt(), PROBLEM, DEVICE, fixed=dict(LADDER["naive"]))
 X, Y = Operand("x", ("i",), "f32"), Operand("y", ("i",), "f32")
 FULL = Barrier("full", 4, arrivals=1)
 WRONG: tuple[Any, ...] = (None, -1, 1.5, True, "nothing", "", (), [], {}, object())
+
+
+def tuned(*words: Any, **named: Any) -> None:
+    """Tune where there is a GPU; without one, that is what a right call says."""
+    with suppress(LaunchError):
+        tinygpu.tune(*words, **named)
+
 
 # A right call of each; then each of its arguments is replaced by what is wrong.
 RIGHT: dict[str, tuple[Callable[..., object], tuple[Any, ...], dict[str, Any]]] = {
@@ -55,6 +64,7 @@ RIGHT: dict[str, tuple[Callable[..., object], tuple[Any, ...], dict[str, Any]]] 
     "rank": (tinygpu.rank, (SPACE, 1), {}),
     "reduced": (tinygpu.reduced, (PROBLEM, PROGRAM), {}),
     "require_legal": (tinygpu.require_legal, (SCHEDULE, Simt(), PROBLEM, DEVICE), {}),
+    "tune": (tuned, (PROBLEM,), {"device": DEVICE, "effort": Effort(seconds=1.0)}),
     "verdict": (tinygpu.verdict, (PROGRAM,), {}),
     "why_empty": (tinygpu.why_empty, (SPACE,), {}),
     "Operand": (Operand, ("x", ("i",), "f32"), {}),

@@ -9,8 +9,7 @@ that of scoring every schedule.
 Where the steps of each schedule are followed one by one (arithmetic in them: attention), a space of
 more than some hundred schedules is climbed in (``steps.py``), and the result is not proven.
 
-A large space is searched by two processes, each of which builds and searches a half (``pair.py``);
-without a proof by many, each of which climbs in parts (``parts.py``).
+Without a proof a large space is searched by many processes, each climbs in parts (``parts.py``).
 
 Source: A. Land and A. Doig, "An Automatic Method of Solving Discrete Programming Problems", 1960.
 """
@@ -28,8 +27,8 @@ from tinygpu.deadline import NEVER, Deadline
 from tinygpu.errors import IllegalScheduleError, MachineError, ScheduleError, nearest, require_kind
 from tinygpu.legality.concurrency.judge import Verdict, verdict
 from tinygpu.search.exact.branch import Entry, Key, Progress, Search
-from tinygpu.search.exact.pair import UnshareableError, search_in_two
 from tinygpu.search.exact.parts import climb_in_parts
+from tinygpu.search.exact.process import UnshareableError
 from tinygpu.search.time.breakdown import Breakdown
 from tinygpu.search.time.cost import cost
 from tinygpu.space.batches import waits_at_mbarriers
@@ -40,7 +39,7 @@ from tinygpu.term.schedule import Schedule
 __all__ = ["Ranked", "Ranking", "rank"]
 
 _LARGE = 10**8
-"""Schedules, legal or not, from which on a second process is worth its start."""
+"""Schedules, legal or not, from which on other processes are worth their start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,14 +101,8 @@ def rank(
         )
     if k < 1:
         raise ScheduleError(f"rank: the best {k}; ask for 1 or more")
-    if exact and space.raw >= _LARGE and cores() > 1:
-        with suppress(UnshareableError):  # one process can search it all
-            both = search_in_two(space, k, spread, below, progress)
-            if not both.admissible:
-                require(space)
-            return _ranking(space, k, both.entries, both.admissible, both.scored)
     if not exact and space.raw >= _LARGE and cores() > 1:
-        with suppress(UnshareableError):
+        with suppress(UnshareableError):  # one process can search it all
             parts = climb_in_parts(space, k, spread, below, progress, until, share)
             if not parts.admissible and until.open:
                 require(space)
@@ -119,13 +112,13 @@ def rank(
     if until.open:
         require(space)
     search = Search(space, k, spread, below)
-    news = search.start(exact=exact, progress=None if exact else progress, until=until)
+    admissible = search.start(exact=exact, progress=None if exact else progress, until=until)
     if exact:
         search.finish(progress)
-    if not news.admissible and not until.passed():
+    if not admissible and not until.passed():
         require(space)
     return _ranking(
-        space, k, search.entries(), space.count() if until.open else news.admissible,
+        space, k, search.entries(), space.count() if until.open else admissible,
         search.scored, proven=exact and not search.climbed, until=until,
     )  # fmt: skip
 

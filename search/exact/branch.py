@@ -1,21 +1,16 @@
-"""Branch and bound over the batches of a space, or of a part of it.
+"""Branch and bound over the batches of a space.
 
 A node assigns the first j decisions of an order; its bound is at most the time of each schedule
 below it.  A node is dropped if a table excludes it, or if its bound is not below the k-th best time
 known.  Before, some random schedules are improved step by step, so that the limit is low from the
 start: ``Search.start``, then ``Search.finish``.
 
-Between the two, searches of disjoint parts of one space tell each other their ``News``: the times
-that they know make the limit of each, wherever they are.  Of the k best of the whole space each is
-then among the k best of its part and of what the part was told; so the k best of all parts' results
-are those of the space.
-
 Source: A. Land and A. Doig, "An Automatic Method of Solving Discrete Programming Problems", 1960.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -30,7 +25,7 @@ from tinygpu.space.sharing import forget
 from tinygpu.space.space import Space
 from tinygpu.term.schedule import Schedule
 
-__all__ = ["Entry", "Key", "News", "Progress", "Search"]
+__all__ = ["Entry", "Key", "Progress", "Search"]
 
 Key = tuple[tuple[Any, ...], bytes]
 """What tells schedules apart: structural values, and the numeric decisions' indices."""
@@ -44,19 +39,6 @@ _PATIENCE = 1_000_000
 _FOLLOWED = 400
 """Schedules up to which a space is searched whole, though each is followed singly."""
 _SAMPLE, _CLIMBS, _CLIMBERS, _STEPS = 64, 3, 16, 10
-
-
-@dataclass(frozen=True, slots=True)
-class News:
-    """What a search knows after its start: times in seconds, and how loose decisions make bounds.
-
-    ``loose`` has a ``Scorer.looseness`` a batch.  ``admissible`` schedules stand in ``batches``.
-    """
-
-    known: Mapping[Key, float]
-    loose: Sequence[NDArray[np.float64]]
-    admissible: int
-    batches: int
 
 
 class Search:
@@ -74,21 +56,19 @@ class Search:
         self.found = _Best(k, spread, below)
         self.scorers: list[Scorer] = []
         self.loose: dict[Scorer, NDArray[np.float64]] = {}
-        self.told: Sequence[NDArray[np.float64]] = ()
         self.scored = self.climbed = 0
 
     def start(
         self,
         *,
         exact: bool = True,
-        deal: int | None = None,
         progress: Progress | None = None,
         until: Deadline = NEVER,
-    ) -> News:
+    ) -> int:
         """Draw from every batch, and climb in the most promising ones (without exact, in all).
 
-        ``deal`` 0 or 1: keep every second batch, in the order of their promise.  Nothing is begun
-        that would not end by ``until`` if it took as long as what was done before it.
+        Nothing is begun that would not end by ``until`` if it took as long as what was done before
+        it.  Returns how many schedules are admissible in the batches that there are.
         """
         space, found, rng = self.space, self.found, np.random.default_rng(0)
         with np.errstate(all="ignore"):
@@ -114,8 +94,6 @@ class Search:
             self.climbed = climbed(dear, [place for _, place in drawn.values()], found.add, until)
             self.scored += self.climbed
             self.scorers = sorted(promises, key=lambda scorer: promises[scorer])
-            if deal is not None:
-                self.scorers = self.scorers[deal::2]
             began = until.clock()
             for done, scorer in enumerate(self.scorers[: _CLIMBS if exact else None], 1):
                 scored, ends = _climb(scorer, found, rng)
@@ -129,9 +107,7 @@ class Search:
                 began += took
         shared.tables.forget()  # what only the features asked for
         forget(number for s in self.scorers for number in vars(s.batch.chosen).values())
-        known = {key: seconds for key, (seconds, _, _) in found.found.items()}
-        admissible = sum(scorer.batch.count for scorer in self.scorers)
-        return News(known, tuple(self.loose.values()), admissible, len(self.scorers))
+        return sum(scorer.batch.count for scorer in self.scorers)
 
     def _seconds(self, scorer: Scorer, points: Points) -> NDArray[np.float64]:
         """Return the seconds of points that may be among the best, a bound of the others'."""
@@ -139,11 +115,6 @@ class Search:
         near = seconds < self.found.limit
         seconds[near] = scorer.seconds(points[near])
         return seconds
-
-    def learn(self, news: News) -> None:
-        """Take over what the search of another part knows."""
-        self.told = news.loose
-        self.found.learn(news.known)
 
     def finish(self, progress: Progress | None = None) -> None:
         """Search every batch."""
@@ -154,11 +125,10 @@ class Search:
                     progress(done, len(self.scorers))
 
     def entries(self) -> list[Entry]:
-        """Return this part's schedules among the best known."""
+        """Return the best schedules known."""
         return [
             (key, seconds, self.space.schedule(scorer.batch, point))
             for key, (seconds, scorer, point) in self.found.found.items()
-            if scorer is not None
         ]
 
     def _search(self, scorer: Scorer) -> None:
@@ -168,7 +138,7 @@ class Search:
         ends of climbs in it; either may be poor, so they take turns, with more patience each time.
         """
         nothing = np.zeros((1, len(scorer.lengths)), np.int64)
-        orders = [scorer.order([*self.loose.values(), *self.told])]
+        orders = [scorer.order([*self.loose.values()])]
         for turn in count():
             descent = _Descent(scorer, self.found, orders[turn % 2], _PATIENCE * 2**turn)
             ended = descent.below(nothing, 0)
@@ -187,7 +157,7 @@ class _Best:
 
     def __init__(self, k: int, spread: tuple[str, ...], below: float) -> None:
         self.k, self.spread = k, spread
-        self.found: dict[Key, tuple[float, Scorer | None, Points]] = {}  # None: another part's
+        self.found: dict[Key, tuple[float, Scorer, Points]] = {}
         self.limit = below  # what a schedule has to beat
 
     def add(self, scorer: Scorer, points: Points, seconds: NDArray[np.float64]) -> float:
@@ -202,13 +172,6 @@ class _Best:
                 self.found[key] = float(seconds[i]), scorer, points[i].copy()
         self._keep()
         return float(seconds.min(initial=np.inf))
-
-    def learn(self, known: Mapping[Key, float]) -> None:
-        """Add times of schedules of another part."""
-        for key, seconds in known.items():
-            if key not in self.found or seconds < self.found[key][0]:
-                self.found[key] = seconds, None, np.zeros(0, np.int64)
-        self._keep()
 
     def _keep(self) -> None:
         kept = sorted(self.found.items(), key=lambda item: item[1][0])[: self.k]
@@ -225,7 +188,7 @@ class _Best:
         known = [self.found.get((structure, row.tobytes()), (np.inf,))[0] for row in rows]
         return np.minimum(np.array(known)[where.reshape(-1)], self.limit)
 
-    def sorted(self) -> list[tuple[float, Scorer | None, Points]]:
+    def sorted(self) -> list[tuple[float, Scorer, Points]]:
         """Return (seconds, scorer, point), fastest first."""
         return sorted(self.found.values(), key=lambda item: item[0])
 

@@ -1,6 +1,6 @@
 """Processes of a climb in parts: ``python -m tinygpu.search.exact.part SOCKET``, by ``parts.py``.
 
-Python and the task are loaded once; each process is a copy of this one.  It sends a HalfResult for
+Python and the task are loaded once; each process is a copy of this one.  It sends a PartResult for
 each of its parts, an empty one where the time is over.  All end at once when the first process has
 ended.
 
@@ -24,9 +24,8 @@ from typing import Any
 
 from tinygpu.deadline import Deadline
 from tinygpu.search.exact.branch import Search
-from tinygpu.search.exact.half import told
-from tinygpu.search.exact.pair import Failed, HalfResult
-from tinygpu.search.exact.parts import PartTask
+from tinygpu.search.exact.parts import PartResult, PartTask
+from tinygpu.search.exact.process import Failed, told
 from tinygpu.space.space import Space
 
 __all__ = ["serve"]
@@ -73,10 +72,10 @@ def _climb(task: PartTask, number: int, send: Callable[[Any], None]) -> None:
             loading = False
             search = Search(space, task.k, task.spread, task.below)
             if turn and until.passed():  # of each process at least one is climbed in
-                send(HalfResult([], 0, 0))
+                send(PartResult([], 0, 0))
                 continue
-            news = search.start(exact=False, until=until)
-            send(HalfResult(search.entries(), news.admissible, search.scored))
+            admissible = search.start(exact=False, until=until)
+            send(PartResult(search.entries(), admissible, search.scored))
     except Exception as error:  # as above
         send(Failed(told(error), loading))
 

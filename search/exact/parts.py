@@ -7,9 +7,9 @@ does not depend on how many processes there are.  Parts are dealt in an order in
 value of one decision comes after all first values: what a deadline leaves out is not all of one.
 
     this process: start one, send all parts  ->  ``python -m tinygpu.search.exact.part SOCKET``
-    take each part's result                  <-  HalfResult, part after part, of its copies
+    take each part's result                  <-  PartResult, part after part, of its copies
 
-Source: ``pair.py``, for what the processes share.
+Source: fork(2); ``process.py`` for what the processes share.
 """
 
 from __future__ import annotations
@@ -24,15 +24,24 @@ from typing import Any
 
 from tinygpu.cores import cores
 from tinygpu.deadline import Deadline
-from tinygpu.search.exact.branch import Progress
-from tinygpu.search.exact.pair import Failed, HalfResult, UnshareableError, started
+from tinygpu.search.exact.branch import Entry, Progress
+from tinygpu.search.exact.process import Failed, UnshareableError, started
 from tinygpu.space.space import Space
 from tinygpu.term.machine import Value
 
-__all__ = ["PartTask", "climb_in_parts", "parts_of"]
+__all__ = ["PartResult", "PartTask", "climb_in_parts", "parts_of"]
 
 _PARTS, _PROCESSES = 12, 16
 Fixed = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class PartResult:
+    """The best of a part or of all, and how many schedules were admissible and scored."""
+
+    entries: list[Entry]
+    admissible: int
+    scored: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +85,7 @@ def climb_in_parts(
     progress: Progress | None,
     until: Deadline,
     share: float = 1.0,
-) -> HalfResult:
+) -> PartResult:
     """Climb in all parts at once, by a share of the cores.
 
     Raises UnshareableError if there is one part, or no other process can be told of this machine,
@@ -92,11 +101,11 @@ def climb_in_parts(
     with started(task, "tinygpu.search.exact.part") as pipe:
         for done in range(1, len(parts) + 1):
             match pipe.recv():
-                case HalfResult() as one:
+                case PartResult() as one:
                     entries += one.entries
                     admissible, scored = admissible + one.admissible, scored + one.scored
                 case Failed(error, loading):
                     raise UnshareableError if loading else error
             if progress:
                 progress(done, len(parts))
-    return HalfResult(entries, admissible, scored)
+    return PartResult(entries, admissible, scored)

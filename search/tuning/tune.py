@@ -16,24 +16,32 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
 
 from tinygpu.deadline import NEVER, Deadline
 from tinygpu.devices.device import Device, device_of, load_device
-from tinygpu.errors import DeviceError, LaunchError, OperationError
+from tinygpu.errors import (
+    DeviceError,
+    LaunchError,
+    MachineError,
+    OperationError,
+    ScheduleError,
+    require_kind,
+)
 from tinygpu.machines import MACHINES
 from tinygpu.search.neighbourhood import Candidate
 from tinygpu.search.tuning.climb import EFFORT, Effort, Tuned, client_of, climb, why_no_gpu
 from tinygpu.search.tuning.ranking import Watch, ranked, unseen
 from tinygpu.space.space import Space
+from tinygpu.term.machine import Machine
+from tinygpu.term.operation import Problem
 
 if TYPE_CHECKING:
     from tinygpu.codegen.run.measure import Crew
     from tinygpu.search.exact.best import Ranking
     from tinygpu.space.measurement import Results
-    from tinygpu.term.machine import Machine
-    from tinygpu.term.operation import Operation, Problem
+    from tinygpu.term.operation import Operation
 
 __all__ = ["BESIDE_SECONDS", "RANKED", "fitting", "runnable", "searched", "tune"]
 
@@ -63,11 +71,18 @@ def tune(
     dask cluster whose GPUs measure.  Raises DeviceError for a GPU without a file, OperationError if
     no machine can do the problem, LaunchError without a GPU that runs one or if no schedule runs.
     """
+    require_kind("tune: problem", problem, Problem, OperationError)
+    require_kind("tune: effort", effort, Effort, ScheduleError)
+    if device is not None:
+        require_kind("tune: device", device, Device, DeviceError)
+    for one in machines:
+        require_kind("tune: machine", one, Machine, MachineError)
     until = Deadline.within(effort.seconds + BESIDE_SECONDS, time.monotonic)
     chip = device or _device_here()
     able = fitting(problem.operation, chip, machines or [*MACHINES.values()], problem.sizes)
     spaces = runnable([Space(one, problem, chip) for one in able], scheduler)
-    _, found = searched(spaces, effort, store=store, scheduler=scheduler, watch=watch, until=until)
+    with client_of(scheduler) as client:
+        _, found = searched(spaces, effort, store=store, client=client, watch=watch, until=until)
     return found
 
 
@@ -89,22 +104,21 @@ def searched(
     *,
     spreads: Mapping[str, tuple[str, ...]] | None = None,
     store: Results | None = None,
-    scheduler: str = "",
+    client: Any = None,
     watch: Watch = unseen,
     until: Deadline = NEVER,
 ) -> tuple[Ranking, Tuned]:
     """Rank the schedules of spaces of one problem, and climb from the best by measuring.
 
     No two that it starts from are of one machine and alike in its ``spreads``, by default what the
-    machine calls so.  Raises what ``ranked`` and ``climb`` raise.
+    machine calls so.  ``client`` is as ``client_of`` gives it.  Raises what ``ranked`` and
+    ``climb`` raise.
     """
     problem = spaces[0].problem
     apart = {space.machine.name: space.machine.spread for space in spaces} | {
         name: names for name, names in (spreads or {}).items() if names
     }
-    with ExitStack() as stack:
-        client = stack.enter_context(client_of(scheduler))
-        crew = stack.enter_context(_beginning()) if client is None else None
+    with _beginning() if client is None else nullcontext() as crew:
         soon = until.sooner(_RANKING_SHARE * until.left())
         found = ranked(spaces, max(effort.finalists, RANKED), apart, until=soon, watch=watch)
         first = [Candidate(one.schedule, float(one.seconds)) for one in found.best]

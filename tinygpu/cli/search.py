@@ -128,7 +128,7 @@ def search(
     from tinygpu.meaning.identity import summary
     from tinygpu.search.store import Store
     from tinygpu.search.strategies import STRATEGIES
-    from tinygpu.search.tuning.climb import Effort
+    from tinygpu.search.tuning.climb import Effort, client_of
     from tinygpu.search.tuning.ranking import assembled, computing, ranked
     from tinygpu.search.tuning.tune import BESIDE_SECONDS, runnable, searched
     from tinygpu.space.space import Space
@@ -181,9 +181,9 @@ def search(
                     finalists=top,
                     strategy=strategy,
                 )
-                with Store(out / "store.db") as store:
+                with client_of(scheduler) as client, Store(out / "store.db") as store:
                     found, tuned = searched(
-                        spaces, effort, spreads=apart, store=store, scheduler=scheduler, watch=bar,
+                        spaces, effort, spreads=apart, store=store, client=client, watch=bar,
                         until=until,
                     )  # fmt: skip
                 wrong, tree = [*tuned.wrong], _measured_tree(spaces, found, tuned)

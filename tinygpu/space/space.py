@@ -26,7 +26,6 @@ Source: ``docs/model.md``, section "Spaces".
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from functools import cached_property
 from itertools import product as choices_of
@@ -36,7 +35,7 @@ from numpy.typing import NDArray
 
 from tinygpu.legality.laws import check_schedule
 from tinygpu.space.batches import Batch, Builder, Choices, Table, waits_at_mbarriers
-from tinygpu.term.machine import Chosen, Value
+from tinygpu.term.machine import Value
 from tinygpu.term.schedule import Schedule
 
 __all__ = ["Batch", "Space", "Table"]
@@ -92,47 +91,6 @@ class Space(Choices):
     def points(self, batch: Batch, rng: np.random.Generator, n: int) -> NDArray[np.int64]:
         """Return ``n`` points of a batch, uniformly and independently: (n, axes) indices."""
         return self.sums.sample(batch.tables, rng, n)
-
-    def part(self, name: str, values: tuple[Value, ...]) -> Space:
-        """Return the space with fewer values of a decision.
-
-        Its axes, and so the points and what is known of them, are this one's if the decision is
-        structural; batches that there are already are not built again.
-        """
-        part = Space(self.machine, self.problem, self.device, fixed={**self.fixed, name: values})
-        if name in self.structural and "_batches" in self.__dict__:
-            part.sums = self.sums
-            part._batches = tuple(b for b in self._batches if b.structure[name] in values)
-        return part
-
-    def halves(self) -> tuple[str, tuple[Value, ...], tuple[Value, ...]] | None:
-        """Return a structural decision and two sets of its values, which halve the space.
-
-        They split what the machine's own laws leave of the structural choices most evenly, the
-        larger part first: about how long each takes to build.  None if no decision does.
-        """
-        if not self.axes:
-            return None
-        numbers, operation = Builder(self).numbers, self.problem.operation
-        left: list[tuple[Value, ...]] = []
-        with np.errstate(all="ignore"):
-            for values in choices_of(*(self.values[n] for n in self.structural)):
-                chosen = Chosen({**numbers, **dict(zip(self.structural, values, strict=True))})
-                if all(np.any(r.holds) for r in self.machine.requires(operation, chosen)):
-                    left.append(values)
-        best: tuple[int, str, tuple[Value, ...], tuple[Value, ...]] | None = None
-        for i, name in enumerate(self.structural):
-            counts = Counter(choice[i] for choice in left)
-            parts: tuple[list[Value], list[Value]] = ([], [])
-            sums = [0, 0]
-            for value in sorted(self.values[name], key=lambda v: -counts[v]):
-                lighter = int(sums[1] < sums[0])
-                parts[lighter].append(value)
-                sums[lighter] += counts[value]
-            if min(sums) and (best is None or min(sums) > best[0]):
-                more = int(sums[1] >= sums[0])  # the later values are the less plain ones
-                best = min(sums), name, tuple(parts[more]), tuple(parts[1 - more])
-        return best and best[1:]
 
     def contains(self, schedule: Schedule) -> bool:
         """Say whether a schedule is admissible and within the fixed decisions."""

@@ -1,4 +1,4 @@
-"""Two processes find what one finds, and end together, however either of them ends."""
+"""The processes of a climb end together, however one of them ends, and what they say is heard."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ import pytest
 
 from tests.sample import some
 from tests.test_best import DEVICE, space_of
-from tinygpu.errors import IllegalScheduleError, ProgramError, TinyGpuError
+from tinygpu.errors import IllegalScheduleError, ProgramError
 from tinygpu.machines.hopper import Hopper
 from tinygpu.machines.simt import LADDER, Simt
-from tinygpu.search.exact import best, branch, pair
+from tinygpu.search.exact import best, branch, process
 from tinygpu.search.exact.best import Ranking, rank
 from tinygpu.search.exact.branch import Search
+from tinygpu.search.exact.parts import PartTask, parts_of
 from tinygpu.space.space import Space
 from tinygpu.term.operation import Operation, Problem, matmul
 from tinygpu.term.program import Program
 
-IN_HALF = getattr(sys.modules["__main__"].__spec__, "name", "") == "tinygpu.search.exact.half"
+ELSEWHERE = getattr(sys.modules["__main__"].__spec__, "name", "") == "tinygpu.search.exact.part"
 PROBLEM = Problem.of(matmul(), m=512, n=384, k=256)
 WIDE: dict[str, Any] = {
     **LADDER["tuned"], "tile_m": (64, 128), "tile_k": (8, 16), "pipeline": ("none", "register"),
@@ -45,25 +46,25 @@ HOPPER: dict[str, Any] = {
 
 
 class Faulty(Simt):
-    """In the second process it does what it is made for, instead of building a term."""
+    """In another process it does what it is made for, instead of building a term."""
 
     def __init__(self, fault: str) -> None:
         self.fault = fault
 
     def program(self, operation: Operation, choose: Any) -> Program:
-        if IN_HALF and self.fault == "error":
+        if ELSEWHERE and self.fault == "error":
             raise ProgramError("program x: is not one; take another")
-        if IN_HALF and self.fault == "bug":
+        if ELSEWHERE and self.fault == "bug":
             raise ZeroDivisionError("by nothing")
-        if IN_HALF and self.fault == "death":
+        if ELSEWHERE and self.fault == "death":
             os.kill(os.getpid(), signal.SIGKILL)
-        if IN_HALF and self.fault == "hang":
+        if ELSEWHERE and self.fault == "hang":
             time.sleep(60)
         return super().program(operation, choose)
 
 
 def spaces() -> dict[str, Space]:
-    """Spaces whose batches are dealt, and one, the last, that is built in halves."""
+    """Spaces of few batches and of many."""
     bf16 = Problem.of(matmul("bf16", layout="nt"), m=512, n=512, k=512)
     return {
         "case": space_of(2),
@@ -89,75 +90,14 @@ def two(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[subprocess.Popen[bytes
     assert all(process.returncode is not None for process in started)
 
 
+def climbed(space: Space, **options: Any) -> Ranking:
+    return rank(space, 3, exact=False, **options)
+
+
 def alone(space: Space, k: int, **options: Any) -> Ranking:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(best, "cores", lambda: 1)
         return rank(space, k, **options)
-
-
-@pytest.mark.parametrize("name", spaces())
-def test_two_find_what_one_finds(name: str, two: list[Any]) -> None:
-    """The same seconds and counts, in a fixed order; each batch of either is told of once."""
-    space, steps = spaces()[name], list[tuple[int, int]]()
-    both = rank(space, 30, progress=lambda done, total: steps.append((done, total)))
-    one = alone(spaces()[name], 30)
-    assert len(two) == 1
-    assert [r.seconds for r in both.best] == [r.seconds for r in one.best]
-    assert len({r.schedule for r in both.best}) == len(both.best) == 30
-    assert all(space.contains(r.schedule) for r in both.best[:5])
-    assert (both.raw, both.admissible, both.proven) == (one.raw, one.admissible, True)
-    assert both.admissible == space.count()
-    assert steps == sorted(steps)
-    assert steps[-1] == (len(space.batches()),) * 2
-    places = [best._place(space, r.schedule) for r in both.best]
-    in_order = [(r.seconds, p) for r, p in zip(both.best, places, strict=True)]
-    assert in_order == sorted(in_order)
-
-
-def test_the_best_of_each_combination(two: list[Any]) -> None:
-    """With a spread, the halves may both have a combination: the faster one stays."""
-    for spread in (("tile_m", "tile_k"), ("pipeline",)):
-        both = rank(spaces()["wide"], 4, spread=spread)
-        one = alone(spaces()["wide"], 4, spread=spread)
-        assert [r.seconds for r in both.best] == [r.seconds for r in one.best]
-        keys = {tuple(r.schedule[n] for n in spread) for r in both.best}
-        assert len(keys) == len(both.best)
-    assert len(two) == 2
-
-
-@pytest.mark.parametrize("case", [0, 1, 2, "wide"])
-def test_halves_are_all_of_it(case: int | str) -> None:
-    """No schedule is in both, each is in one; what is built already is taken over."""
-    space = spaces()["wide"] if case == "wide" else space_of(int(case))
-    halves = space.halves()
-    if halves is None:
-        assert all(len(space.values[n]) == 1 or case == 0 for n in space.structural)
-        return
-    name, first, second = halves
-    assert name in space.structural
-    assert sorted(map(str, first + second)) == sorted(map(str, space.values[name]))
-    anew = [space.part(name, values).count() for values in (first, second)]
-    assert sum(anew) == space.count()
-    assert min(anew) > 0
-    parts = [space.part(name, values) for values in (first, second)]
-    assert [part.count() for part in parts] == anew
-    assert {b for part in parts for b in part.batches()} == set(space.batches())
-    assert parts[0].raw + parts[1].raw == space.raw
-
-
-@pytest.mark.parametrize("turned", [False, True])
-def test_an_empty_half_is_no_error(
-    turned: bool, two: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    parts = (("guard", "exact"), ("return",))
-    assert not Space(Simt(), PROBLEM, DEVICE, fixed={**WIDE, "edges": "return"}).count()
-    monkeypatch.setattr(
-        Space, "halves", lambda self: ("edges", *(parts[::-1] if turned else parts))
-    )
-    both, one = rank(spaces()["wide"], 9), alone(spaces()["wide"], 9)
-    assert [r.seconds for r in both.best] == [r.seconds for r in one.best]
-    assert both.admissible == one.admissible
-    assert len(two) == 1
 
 
 def test_an_empty_space_is_explained(two: list[Any]) -> None:
@@ -167,7 +107,7 @@ def test_an_empty_space_is_explained(two: list[Any]) -> None:
     for search in (rank, alone):
         space = Space(Hopper(), bf16, DEVICE, fixed={"tile_m": 256, "tile_n": 256})
         with pytest.raises(IllegalScheduleError, match=r"keeps accumulators; .*: lower") as raised:
-            search(space, 3)
+            search(space, 3, exact=False)
         said.append(str(raised.value))
     assert said[0] == said[1]
     assert len(two) == 1
@@ -177,31 +117,31 @@ def faulty(fault: str) -> Space:
     return Space(Faulty(fault), PROBLEM, DEVICE, fixed=WIDE)
 
 
-def test_an_error_of_the_second_process_is_raised(two: list[Any]) -> None:
+def test_an_error_of_another_process_is_raised(two: list[Any]) -> None:
     """It is the same error as in one process; a death is one too, with its status."""
-    assert rank(faulty(""), 3).admissible == spaces()["wide"].count()
+    assert climbed(faulty("")).admissible == spaces()["wide"].count()
     with pytest.raises(ProgramError, match="take another"):
-        rank(faulty("error"), 3)
-    with pytest.raises(TinyGpuError, match="ended with status -9; it may lack memory"):
-        rank(faulty("death"), 3)
+        climbed(faulty("error"))
+    with pytest.raises(RuntimeError, match="a process of the search ended: 9"):
+        climbed(faulty("death"))
     assert len(two) == 3
 
 
-def test_a_bug_says_where_in_the_second_process_it_is(two: list[Any]) -> None:
+def test_a_bug_says_where_in_another_process_it_is(two: list[Any]) -> None:
     """Its traceback is a note of the error that is raised here; the user's own errors have none."""
     with pytest.raises(ZeroDivisionError, match="by nothing") as bug:
-        rank(faulty("bug"), 3)
+        climbed(faulty("bug"))
     (note,) = bug.value.__notes__
-    assert "second process" in note
-    assert "test_best_in_two.py" in note
+    assert "another process" in note
+    assert "test_processes.py" in note
     with pytest.raises(ProgramError) as error:
-        rank(faulty("error"), 3)
+        climbed(faulty("error"))
     assert not hasattr(error.value, "__notes__")
     assert len(two) == 2
 
 
-def test_ctrl_c_ends_both(two: list[Any]) -> None:
-    """While this process waits for the other, which hangs.
+def test_ctrl_c_ends_all(two: list[Any]) -> None:
+    """While this process waits for the others, which hang.
 
     Two things would drop the KeyboardInterrupt: a shell that starts tests in the background lets
     them ignore SIGINT; and Hypothesis listens to garbage collection, where exceptions get lost.
@@ -213,7 +153,7 @@ def test_ctrl_c_ends_both(two: list[Any]) -> None:
     timer.start()
     try:
         with pytest.raises(KeyboardInterrupt):
-            rank(faulty("hang"), 3)
+            climbed(faulty("hang"))
     finally:
         timer.cancel()
         gc.enable()
@@ -222,23 +162,23 @@ def test_ctrl_c_ends_both(two: list[Any]) -> None:
     assert two[0].returncode == -signal.SIGKILL
 
 
-def test_an_error_here_ends_the_second_process(two: list[Any]) -> None:
+def test_an_error_here_ends_the_others(two: list[Any]) -> None:
     def stops(done: int, total: int) -> None:
         raise ProgramError("enough")
 
     with pytest.raises(ProgramError, match="enough"):
-        rank(spaces()["wide"], 3, progress=stops)
+        climbed(spaces()["wide"], progress=stops)
     assert two[0].returncode is not None
 
 
-def test_the_second_process_ends_with_this_one(two: list[Any]) -> None:
-    """Also if it hangs: the end of the pipe is all that it sees of the other's end."""
-    task = pair.Task(Faulty("hang"), PROBLEM, DEVICE, WIDE, 3, (), float("inf"), None)
-    with pair._other(pair._packed(task)) as other:
-        assert os.getpgid(other.process.pid) != os.getpgid(0)  # Ctrl-C is for one of them
-        other.pipe.close()
-        assert other.process.wait(30) == 1
-    assert len(two) == 1
+def test_the_others_end_with_this_one(two: list[Any]) -> None:
+    """Also if they hang: the end of the pipe is all that they see of this one's end."""
+    parts, never = parts_of(faulty("hang")), float("inf")
+    task = PartTask(Faulty("hang"), PROBLEM, DEVICE, parts, 3, (), never, never, 2)
+    with process.started(task, "tinygpu.search.exact.part") as pipe:
+        assert os.getpgid(two[0].pid) != os.getpgid(0)  # Ctrl-C is for one of them
+        pipe.close()
+        assert two[0].wait(30) == -signal.SIGKILL
 
 
 def test_a_machine_that_only_this_process_has(
@@ -259,16 +199,16 @@ def test_a_machine_that_only_this_process_has(
     Nowhere.__module__, Nowhere.__qualname__ = "nowhere", "Nowhere"
     monkeypatch.setitem(sys.modules, "nowhere", SimpleNamespace(Nowhere=Nowhere))
     monkeypatch.setattr(sys.modules["__main__"], "Script", Script, raising=False)
-    want = [r.seconds for r in alone(spaces()["wide"], 3).best]
+    want = [r.seconds for r in alone(spaces()["wide"], 3, exact=False).best]
     for machine, processes in ((Local(), 0), (Script(), 0), (Nowhere(), 1)):
-        found = rank(Space(machine, PROBLEM, DEVICE, fixed=WIDE), 3)
+        found = climbed(Space(machine, PROBLEM, DEVICE, fixed=WIDE))
         assert [r.seconds for r in found.best] == want
         assert len(two) == processes
 
 
-def test_the_second_process_loads_little() -> None:
+def test_another_process_loads_little() -> None:
     """Neither what prints nor what solves: it has to begin at once."""
-    code = "import json, sys, tinygpu.search.exact.half; print(json.dumps(sorted(sys.modules)))"
+    code = "import json, sys, tinygpu.search.exact.part; print(json.dumps(sorted(sys.modules)))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"typer", "rich", "z3", "matplotlib", "cupy"} & set(json.loads(run.stdout))
 
@@ -281,19 +221,6 @@ def test_impatience_changes_nothing(name: str, monkeypatch: pytest.MonkeyPatch) 
     found = alone(spaces()[name], 9)
     assert [r.seconds for r in found.best] == [r.seconds for r in want.best]
     assert found.scored > want.scored
-
-
-def test_news_makes_the_limit() -> None:
-    """Times of another part count as the k best known, and are no part of what is found here."""
-    name, first, second = spaces()["wide"].halves() or pytest.fail("no halves")
-    searches = [Search(spaces()["wide"].part(name, v), 5, ()) for v in (first, second)]
-    news = [search.start() for search in searches]
-    better = min(range(2), key=lambda i: min(news[i].known.values()))
-    worse = searches[1 - better]
-    worse.learn(news[better])
-    assert worse.told == news[better].loose
-    assert worse.found.limit == max(sorted([*news[0].known.values(), *news[1].known.values()])[:5])
-    assert {key for key, _, _ in worse.entries()} <= news[1 - better].known.keys()
 
 
 def test_results_are_joined_by_their_times() -> None:
