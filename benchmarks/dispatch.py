@@ -32,13 +32,14 @@ import numpy as np
 from benchmarks.peers import FOLDER, write_tree
 from tinygpu.cli.console import bar
 from tinygpu.cli.dispatch import Dispatch
-from tinygpu.cli.dispatching import Fleet, Times, ranked_at, served_of, timed_at
-from tinygpu.cli.shapes import LAYERS, Shape, matmul_shape, sampled
+from tinygpu.cli.shapes import LAYERS, sampled
 from tinygpu.codegen.run.bundle import bundle_parts, write_bundle
 from tinygpu.codegen.run.provenance import provenance
 from tinygpu.devices.device import label, load_device
 from tinygpu.errors import ScheduleError, TinyGpuError
 from tinygpu.search.selection import choose, intervals, served_by
+from tinygpu.search.tuning.dispatching import Fleet, Times, ranked_at, served_of, timed_at
+from tinygpu.search.tuning.shape import Shape, matmul_shape
 from tinygpu.term.operation import matmul
 
 __all__ = ["PARTS", "main"]

@@ -33,7 +33,6 @@ import numpy as np
 
 from benchmarks.peers import FOLDER, write_tree
 from tinygpu.cli.console import bar
-from tinygpu.cli.given import machine_named
 from tinygpu.codegen.emit import EMITTER_VERSION
 from tinygpu.codegen.run.measure import Campaign, Crew, Options
 from tinygpu.codegen.run.provenance import provenance
@@ -41,6 +40,7 @@ from tinygpu.devices.device import load_device
 from tinygpu.errors import OperationError, TinyGpuError
 from tinygpu.isa.memory import DTYPES
 from tinygpu.legality.concurrency.judge import verdict
+from tinygpu.machines.file import machine_named
 from tinygpu.space.space import Space
 from tinygpu.term.operation import LAYOUTS, Operation, Problem, matmul
 from tinygpu.term.program import Program

@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 
 from benchmarks.peers import FOLDER, write_tree
-from tinygpu.cli.given import machine_named
 from tinygpu.codegen.run.provenance import provenance
 from tinygpu.devices.device import load_device
 from tinygpu.legality.concurrency.erase import erase
 from tinygpu.legality.concurrency.judge import verdict, verdict_of
+from tinygpu.machines.file import machine_named
 from tinygpu.space.space import Space
 from tinygpu.term.operation import Operation, Problem, matmul, rmsnorm, softmax
 

@@ -15,10 +15,10 @@ from typer.testing import CliRunner, Result
 
 from tests.sample import by_turns
 from tinygpu.cli import app
-from tinygpu.cli.given import machine_named
 from tinygpu.codegen.run import provenance
 from tinygpu.devices.device import DEVICES, load_device, save
 from tinygpu.machines import MACHINES, ampere, blackwell, hopper
+from tinygpu.machines.file import machine_named
 from tinygpu.machines.simt import LADDER
 from tinygpu.term.machine import Value
 from tinygpu.term.operation import Problem, elementwise
@@ -134,7 +134,7 @@ def test_a_machine_of_ones_own_goes_through_every_command(own: tuple[Path, str])
 
 
 def test_measurements_of_ones_own_machine_are_drawn(own: tuple[Path, str], tmp_path: Path) -> None:
-    from tinygpu.cli.given import machine_named
+    from tinygpu.machines.file import machine_named
     from tinygpu.search.store import Store
     from tinygpu.space.measurement import Measurement, describe
 

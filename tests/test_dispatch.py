@@ -28,8 +28,16 @@ from typer.testing import CliRunner, Result
 
 from tests.sample import draws
 from tests.test_bad_input import complaint, tree_of
-from tinygpu.cli import app, dispatching
-from tinygpu.cli.dispatching import (
+from tinygpu.cli import app
+from tinygpu.cli.shapes import sampled
+from tinygpu.codegen.run.bundle import write_bundle
+from tinygpu.codegen.runtime.bundle import load_bundle
+from tinygpu.machines import MACHINES
+from tinygpu.machines.hopper import STARTS, Hopper
+from tinygpu.machines.simt import LADDER, Simt
+from tinygpu.search.selection import AIMS, choose, intervals, smooth
+from tinygpu.search.tuning import dispatching
+from tinygpu.search.tuning.dispatching import (
     RULES,
     Job,
     anchors_of,
@@ -38,13 +46,7 @@ from tinygpu.cli.dispatching import (
     served_of,
     tables_of,
 )
-from tinygpu.cli.shapes import Shape, matmul_shape, sampled
-from tinygpu.codegen.run.bundle import write_bundle
-from tinygpu.codegen.runtime.bundle import load_bundle
-from tinygpu.machines import MACHINES
-from tinygpu.machines.hopper import STARTS, Hopper
-from tinygpu.machines.simt import LADDER, Simt
-from tinygpu.search.selection import AIMS, choose, intervals, smooth
+from tinygpu.search.tuning.shape import Shape, matmul_shape
 from tinygpu.term.machine import Choice, Machine, Value
 from tinygpu.term.operation import matmul
 from tinygpu.term.schedule import Schedule, from_json
@@ -470,9 +472,9 @@ def test_shapes_that_nothing_serves(
 @pytest.mark.parametrize(
     ("name", "step"),
     [
-        ("one", "tinygpu.cli.dispatching.anchors_of"),
-        ("one", "tinygpu.cli.dispatching.ranked_at"),
-        ("one", "tinygpu.cli.dispatching.predicted_at"),
+        ("one", "tinygpu.search.tuning.dispatching.anchors_of"),
+        ("one", "tinygpu.search.tuning.dispatching.ranked_at"),
+        ("one", "tinygpu.search.tuning.dispatching.predicted_at"),
         ("one", "tinygpu.search.selection.choose"),
         ("one", "tinygpu.codegen.run.build.build_many"),
         ("one", "tinygpu.codegen.run.bundle.bundle_parts"),

@@ -69,7 +69,7 @@ EDGES = {
     },
     "tuning": {
         *("devices", "term", "meaning", "space", "machines", "time", "exact", "search"),
-        *("strategies", "run"),
+        *("strategies", "runtime", "run"),
     },
     "cli": {
         "devices",

@@ -13,10 +13,10 @@ from tests.test_bad_input import tree_of
 from tests.test_cli_language import complaint, said, tinygpu
 from tests.test_dispatch import Here
 from tests.test_report_page import Page
-from tinygpu.cli import dispatching
-from tinygpu.cli.machine_file import operation_in
 from tinygpu.codegen.emit import EMITTER_VERSION
+from tinygpu.machines.file import operation_in
 from tinygpu.search.store import Store
+from tinygpu.search.tuning import dispatching
 from tinygpu.space.measurement import Measurement, describe
 from tinygpu.term.operation import Problem
 from tinygpu.term.schedule import Schedule

@@ -27,13 +27,13 @@ from tests.sample import some
 from tests.test_cli import complaint, tinygpu
 from tinygpu.cli.given import Given
 from tinygpu.cli.layout_picture import layout_figure, shared_buffers
-from tinygpu.cli.machine_file import machine_in
 from tinygpu.cli.palette import COLOURS, COMPONENTS
 from tinygpu.cli.pictures import Point, encoded, measured_figure, times_figure
 from tinygpu.cli.plot import drawn_timeline
 from tinygpu.devices.device import DEVICES, device_of, load_device, names_gpu
 from tinygpu.errors import ScheduleError
 from tinygpu.machines import MACHINES, ampere, blackwell, hopper, simt
+from tinygpu.machines.file import machine_in
 from tinygpu.search.exact.best import Ranked
 from tinygpu.search.store import Store
 from tinygpu.search.time.cost import cost

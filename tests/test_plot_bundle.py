@@ -21,11 +21,12 @@ from tests.test_cli import complaint, tinygpu
 from tests.test_pictures import require_legible
 from tinygpu.cli.bundle_picture import MOST_PANELS, bundle_figure, panels_of, seen_in, spaced
 from tinygpu.cli.console import json_text
-from tinygpu.cli.shapes import LAYERS, matmul_shape, sampled
+from tinygpu.cli.shapes import LAYERS, sampled
 from tinygpu.codegen.run.arguments import contract_of
 from tinygpu.codegen.runtime.bundle import BUNDLE_FORMAT, Bundle, digest, load_bundle, sealed
 from tinygpu.machines import MACHINES
 from tinygpu.machines.simt import LADDER
+from tinygpu.search.tuning.shape import matmul_shape
 from tinygpu.term.operation import matmul
 from tinygpu.term.schedule import Schedule
 

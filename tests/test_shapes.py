@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.test_bad_input import JSON
-from tinygpu.cli.shapes import LAYERS, Shape, matmul_shape, sampled, shapes_in, shapes_of
+from tinygpu.cli.shapes import LAYERS, sampled, shapes_in, shapes_of
 from tinygpu.errors import OperationError
+from tinygpu.search.tuning.shape import Shape, matmul_shape
 from tinygpu.term.operation import LARGEST_SIZE, matmul
 
 SIZE = st.integers(1, LARGEST_SIZE)

@@ -409,17 +409,13 @@ class _Climb:
             [median_noise(m.spread, m.rounds) for m in mine.values()],
             [plainness(s, registers.get(s, math.inf)) for s in mine],
         )
-        every = [*mine.items()]
-        wrong = tuple(f"{s} {meaning}" for s, meaning in meanings.items() if meaning.wrong)
-        right_ones = tuple(
-            (Candidate(s, self.predicted[s]), m)
-            for s, m in (every[i] for i in order)
-            if s not in meanings or not meanings[s].wrong
-        )
-        if not right_ones:
+        every = [(Candidate(s, self.predicted[s]), m) for s, m in mine.items()]
+        bad = {s: f"{s} {meaning}" for s, meaning in meanings.items() if meaning.wrong}
+        kept, wrong = [every[i] for i in order if every[i][0].schedule not in bad], (*bad.values(),)
+        if not kept:
             raise IllegalScheduleError(f"computes: {wrong[0]} (and {len(wrong) - 1} more)")
         return Tuned(
-            right_ones, tuple(theirs), self.evaluated, self.predicted, not self.stopped, first,
+            tuple(kept), tuple(theirs), self.evaluated, self.predicted, not self.stopped, first,
             mine[first].seconds, meanings, wrong,
         )  # fmt: skip
 

@@ -91,11 +91,10 @@ def runnable(spaces: Sequence[Space], scheduler: str = "") -> list[Space]:
 
     Raises LaunchError, with every reason, if none can.
     """
-    why_not = {space.machine: "" if scheduler else why_no_gpu(space.machine) for space in spaces}
-    found = [space for space in spaces if not why_not[space.machine]]
-    if not found:
-        raise LaunchError("; ".join(dict.fromkeys(why_not.values())))
-    return found
+    why_not = ["" if scheduler else why_no_gpu(space.machine) for space in spaces]
+    if all(why_not):
+        raise LaunchError("; ".join(dict.fromkeys(why_not)))
+    return [space for space, reason in zip(spaces, why_not, strict=True) if not reason]
 
 
 def searched(

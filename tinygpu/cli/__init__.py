@@ -23,8 +23,8 @@ from typer.core import TyperGroup
 
 from tinygpu.cli import ask, code, demo, dispatch, look, plot, ptx, reporting, search, stored, which
 from tinygpu.cli.console import complain, say
-from tinygpu.cli.machine_file import fault_in_machine
 from tinygpu.errors import TinyGpuError
+from tinygpu.machines.file import fault_in_machine
 
 __all__ = ["app"]
 

@@ -23,11 +23,11 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from tinygpu.cli.given import DTYPE, LAYOUT, machine_named
-from tinygpu.cli.machine_file import is_file, operation_in
+from tinygpu.cli.given import DTYPE, LAYOUT
 from tinygpu.cli.sizes import SIZES, every_size, sizes_of
 from tinygpu.errors import OperationError, nearest
 from tinygpu.isa.memory import DTYPES
+from tinygpu.machines.file import is_file, machine_named, operation_in
 from tinygpu.term.operation import OPERATIONS, Operation, Problem, attention, elementwise, matmul
 
 __all__ = ["Asked", "asking", "operation_of", "problem_of"]

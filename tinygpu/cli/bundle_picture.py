@@ -23,11 +23,11 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
-from tinygpu.cli.dispatching import served_of
 from tinygpu.cli.palette import COLOURS, GREY, GRID, pale
 from tinygpu.cli.pictures import columns_of, number_axis
-from tinygpu.cli.shapes import Shape
 from tinygpu.codegen.runtime.bundle import FIRST_CALL
+from tinygpu.search.tuning.dispatching import served_of
+from tinygpu.search.tuning.shape import Shape
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

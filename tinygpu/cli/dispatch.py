@@ -29,16 +29,17 @@ from tinygpu.cli.given import (
     machine_named,
     machines_for,
 )
-from tinygpu.cli.shapes import Shape, shapes_of
+from tinygpu.cli.shapes import shapes_of
 from tinygpu.cli.sizes import SizedCommand, spelled, texts_of
 from tinygpu.devices.device import label, load_device
 from tinygpu.errors import IllegalScheduleError, LaunchError, ScheduleError, nearest
 from tinygpu.search.tuning.climb import why_no_gpu
+from tinygpu.search.tuning.shape import Shape
 from tinygpu.term.schedule import Schedule, to_json
 
 if TYPE_CHECKING:
-    from tinygpu.cli.dispatching import Job, ShapeTimes, Times
     from tinygpu.codegen.run.bundle import BundledKernel
+    from tinygpu.search.tuning.dispatching import Job, ShapeTimes, Times
     from tinygpu.term.operation import Operation
 
 __all__ = ["Dispatch", "add_to"]
@@ -92,11 +93,11 @@ def dispatch(
     A size may be a range or a list: -m 1:8192, -m 1,16,256:4096.  A matmul is bf16 and nt if
     nothing else is said.
     """
-    from tinygpu.cli.dispatching import RULES
     from tinygpu.codegen.run.assemble import find_ptxas, known_fault
     from tinygpu.codegen.run.bundle import bundle_parts, refuse_other, write_bundle
     from tinygpu.codegen.run.provenance import provenance
     from tinygpu.search.selection import AIMS
+    from tinygpu.search.tuning.dispatching import RULES
 
     for option, given, known in (("--aim", aim, AIMS), ("--rule", rule, (*RULES, "first call"))):
         if given not in known:
@@ -172,8 +173,8 @@ class Dispatch(ExitStack):
         *,
         reproducible: bool = False,
     ) -> None:
-        from tinygpu.cli.dispatching import Fleet
         from tinygpu.codegen.runtime.driver import devices
+        from tinygpu.search.tuning.dispatching import Fleet
 
         super().__init__()
         self.operation, self.shapes, self.device = operation, shapes, device
@@ -189,7 +190,7 @@ class Dispatch(ExitStack):
 
     def job(self, shape: Shape, **how: Any) -> Job:
         """Return what a process is told about a shape."""
-        from tinygpu.cli.dispatching import Job
+        from tinygpu.search.tuning.dispatching import Job
 
         machines, store = tuple(self.names.values()), self.store if self.gpus else None
         return Job(
@@ -204,7 +205,7 @@ class Dispatch(ExitStack):
         """
         import numpy as np
 
-        from tinygpu.cli.dispatching import (
+        from tinygpu.search.tuning.dispatching import (
             Fleet,
             anchors_of,
             predicted_at,
@@ -258,7 +259,7 @@ class Dispatch(ExitStack):
 
     def time(self) -> None:
         """Measure all candidates at all shapes."""
-        from tinygpu.cli.dispatching import timed_at
+        from tinygpu.search.tuning.dispatching import timed_at
 
         self.times: Times = self.predicted
         if not self.gpus:
@@ -278,8 +279,8 @@ class Dispatch(ExitStack):
 
     def choose(self, count: int, aim: str, *, refined: bool = True) -> None:
         """Choose the kernels and the rules; ``refined``: switch where the model says."""
-        from tinygpu.cli.dispatching import tables_of
         from tinygpu.search.selection import choose
+        from tinygpu.search.tuning.dispatching import tables_of
 
         weights = [s.weight for s in self.shapes]
         self.choice = choose(self.times, count, weights, aim=aim)
@@ -291,7 +292,7 @@ class Dispatch(ExitStack):
 
     def _model(self) -> Callable[[int, Shape], float]:
         """Return what predicts a candidate's time at a shape; infinite where it is illegal."""
-        from tinygpu.cli.dispatching import Predictor
+        from tinygpu.search.tuning.dispatching import Predictor
 
         chip = load_device(self.device)
         known: dict[int, Predictor] = {}
@@ -307,7 +308,7 @@ class Dispatch(ExitStack):
 
     def score(self) -> None:
         """Measure the chosen anew, beside the fastest at each shape and its peers."""
-        from tinygpu.cli.dispatching import timed_at
+        from tinygpu.search.tuning.dispatching import timed_at
 
         if not self.gpus:
             return
@@ -359,8 +360,8 @@ class Dispatch(ExitStack):
 
     def tree(self, device: str, rule: str, aim: str) -> dict[str, Any]:
         """Return the manifest, but for the kernels."""
-        from tinygpu.cli.dispatching import served_of
         from tinygpu.search.time.cost import cost
+        from tinygpu.search.tuning.dispatching import served_of
 
         chip = load_device(self.device)
         own = self.times[:, self.kernels]
@@ -425,7 +426,7 @@ class Dispatch(ExitStack):
         """
         import numpy as np
 
-        from tinygpu.cli.dispatching import served_of
+        from tinygpu.search.tuning.dispatching import served_of
 
         own = self.times[:, self.kernels]
         count = len(self.kernels)
@@ -506,7 +507,7 @@ def show(tree: Mapping[str, Any]) -> None:
 
 
 def _rule_text(rule: str, told: Mapping[str, float]) -> str:
-    from tinygpu.cli.dispatching import RULES
+    from tinygpu.search.tuning.dispatching import RULES
 
     if rule in RULES:
         return RULES[rule]

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tinygpu.cli.machine_file import is_file, machine_in
 from tinygpu.devices.device import DEVICES, Device, device_of, load_device
-from tinygpu.errors import MachineError, ScheduleError, nearest
+from tinygpu.errors import ScheduleError, nearest
 from tinygpu.machines import MACHINES
+from tinygpu.machines.file import machine_named
 from tinygpu.term.machine import Machine, Value
 from tinygpu.term.operation import Operation, Problem
 from tinygpu.term.program import Program
@@ -132,15 +132,6 @@ def device_given(named: str = "") -> Device:
         way = "tinygpu calibrate -o FILE.json measures it, --device FILE.json takes that"
         typer.echo(f"device: no file is of {gpu}, {_ELSE} stands for it; {way}", err=True)
     return load_device(found or _ELSE)
-
-
-def machine_named(name: str) -> Machine:
-    """Return a machine by its name, or FILE.py:Class.  Raises MachineError if there is none."""
-    if is_file(name):
-        return machine_in(name)
-    if name not in MACHINES:
-        raise MachineError(f"machine {name}: {nearest(name, MACHINES)}; or give FILE.py:Class")
-    return MACHINES[name]
 
 
 def machines_with(name: str) -> dict[str, Machine]:

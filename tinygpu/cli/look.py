@@ -9,10 +9,11 @@ from typing import Annotated, Any
 import typer
 
 from tinygpu.cli.console import say, say_json, table, working
-from tinygpu.cli.given import JSON, ON, OWN, SCHEDULE, machine_named, read_schedule
+from tinygpu.cli.given import JSON, ON, OWN, SCHEDULE, read_schedule
 from tinygpu.devices.device import DEVICES, NUMBERS, Device, load_device, to_json
 from tinygpu.errors import ScheduleError
 from tinygpu.machines import MACHINES
+from tinygpu.machines.file import machine_named
 
 __all__ = ["add_to", "proof_text"]
 

@@ -50,10 +50,7 @@ from tinygpu.cli.sizes import SizedCommand
 from tinygpu.cli.standing import standing
 from tinygpu.deadline import Deadline
 from tinygpu.devices.device import label
-from tinygpu.errors import (
-    ScheduleError,
-    nearest,
-)
+from tinygpu.errors import ScheduleError, nearest
 from tinygpu.term.schedule import to_json
 
 if TYPE_CHECKING:

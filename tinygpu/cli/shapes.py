@@ -20,15 +20,16 @@ import json
 import math
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tinygpu.cli.sizes import every_size, size_in, spelled
 from tinygpu.errors import OperationError, nearest
+from tinygpu.search.tuning.shape import Shape
 from tinygpu.term.operation import Operation, is_matmul
 
-__all__ = ["LAYERS", "Shape", "matmul_shape", "sampled", "shapes_in", "shapes_of"]
+__all__ = ["LAYERS", "sampled", "shapes_in", "shapes_of"]
 
 LAYERS = {
     "qkv": ("the queries, keys and values", 6144, 4096),
@@ -49,43 +50,6 @@ _FEW_POINTS = 5
 _FIELDS = ("weight", "layer", "kernel", "predicted", "bottleneck", "measured", "best", "scored",
            "scored_best", "peer", "peer_seconds")  # fmt: skip
 """What a bundle notes of a shape beside its sizes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """Sizes that a bundle serves, by axis, how much they count, and whose they are.
-
-    ``along``: the axis whose sizes a rule cuts into intervals.
-    """
-
-    extents: tuple[tuple[str, int], ...]
-    along: str
-    weight: float = 1.0
-    layer: str = ""
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        """The sizes by their axes."""
-        return dict(self.extents)
-
-    @property
-    def size(self) -> int:
-        """The size along the axis of the rules."""
-        return self.sizes[self.along]
-
-    @property
-    def at(self) -> tuple[int, ...]:
-        """The sizes of the other axes."""
-        return tuple(size for axis, size in self.extents if axis != self.along)
-
-    def moved(self, size: int) -> Shape:
-        """Return the shape with another size along the axis of the rules."""
-        return replace(self, extents=tuple((self.sizes | {self.along: size}).items()))
-
-
-def matmul_shape(m: int, n: int, k: int, weight: float = 1.0, layer: str = "") -> Shape:
-    """Return a shape of a matmul, along m."""
-    return Shape((("m", m), ("n", n), ("k", k)), "m", weight, layer)
 
 
 def shapes_of(

@@ -22,7 +22,7 @@ from tinygpu.machines import MACHINES
 from tinygpu.term.machine import Machine
 from tinygpu.term.operation import Operation
 
-__all__ = ["fault_in_machine", "is_file", "machine_in", "operation_in"]
+__all__ = ["fault_in_machine", "is_file", "machine_in", "machine_named", "operation_in"]
 
 _PREFIX = "tinygpu_machine_file_"
 
@@ -30,6 +30,15 @@ _PREFIX = "tinygpu_machine_file_"
 def is_file(name: str) -> bool:
     """Return whether the name of a machine or an operation says that it is in a file."""
     return ":" in name or name.endswith(".py")
+
+
+def machine_named(name: str) -> Machine:
+    """Return a machine by its name, or FILE.py:Class.  Raises MachineError if there is none."""
+    if is_file(name):
+        return machine_in(name)
+    if name not in MACHINES:
+        raise MachineError(f"machine {name}: {nearest(name, MACHINES)}; or give FILE.py:Class")
+    return MACHINES[name]
 
 
 @cache

@@ -30,12 +30,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from tinygpu.cli.given import machine_named
-from tinygpu.cli.shapes import Shape
 from tinygpu.cores import cores
 from tinygpu.devices.device import Device, load_device
 from tinygpu.errors import IllegalScheduleError, LaunchError
+from tinygpu.machines.file import machine_named
 from tinygpu.search.tuning.climb import CUBLASLT, Effort, climb
+from tinygpu.search.tuning.shape import Shape
 from tinygpu.term.machine import Machine, Value
 from tinygpu.term.operation import Operation, Problem
 from tinygpu.term.program import Program
