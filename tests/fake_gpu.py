@@ -8,9 +8,10 @@ from __future__ import annotations
 import ctypes
 import math
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -306,6 +307,24 @@ class Gpu:
 
     def launched(self) -> list[Launched]:
         return [entry[0] for entry in self.of("launch")]
+
+
+class FakeWorker:
+    """In the place of a worker: it answers as it is told, in order."""
+
+    answers: ClassVar[tuple[dict[str, Any], ...]] = ()
+
+    def __init__(self, _: Any) -> None:
+        self.left = iter(self.answers)
+
+    def __enter__(self) -> FakeWorker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def ask(self, request: Mapping[str, Any], limit: float) -> dict[str, Any]:
+        return next(self.left)
 
 
 def installed(monkeypatch: pytest.MonkeyPatch) -> Gpu:
