@@ -42,7 +42,7 @@ from benchmarks import (
 )
 from benchmarks.agreement_cases import CASES as KEPT
 from benchmarks.peers import FOLDER, load_rows
-from tests.fake_gpu import FakeWorker
+from tests.fake_gpu import Card, FakeWorker
 from tests.hopper_terms import term
 from tinygpu.codegen.emit import EMITTER_VERSION
 from tinygpu.codegen.run.measure import Options
@@ -234,14 +234,13 @@ def test_host_overhead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [r["holds"] for r in load_rows("host_overhead", tmp_path)] == [True, False]
 
 
-def test_attention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, card: Card) -> None:
     """A case that hangs costs itself; a row is the fastest point beside the fastest peer."""
     told = {"clock_mhz": 1500, "capped": False, "spread": 0.01, "rounds": 3, "error": 0.3}
     times = {"point fast": 2e-6, "cudnn": 1e-6}
     timings = {name: {**told, "seconds": seconds} for name, seconds in times.items()}
     answers = ({"failed": "it hangs"}, {"timings": timings, "failures": {}})
-    monkeypatch.setattr(FakeWorker, "answers", answers)
-    monkeypatch.setattr(attention, "Worker", FakeWorker)
+    card.answering(attention, *answers)
     problem = Problem.of(product_of("bf16", layout="nt"), m=256, n=256, k=64)
     monkeypatch.setattr(attention, "problem_of", lambda _: problem)
     monkeypatch.setattr(attention, "points", lambda *_: {"fast": term("plain")})

@@ -15,6 +15,7 @@ import pytest
 from benchmarks import interpreter_agreement as agreement
 from benchmarks.agreement_cases import MACHINES, load_cases
 from benchmarks.interpreter_agreement import interpret
+from tests.fake_gpu import Card
 from tinygpu.codegen.emit import emit
 from tinygpu.isa.memory import DTYPES
 from tinygpu.machines import MACHINES as ALL
@@ -79,7 +80,7 @@ def test_what_the_interpreter_finds_does_not_agree(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("wild", [False, True])
-def test_a_worker_runs_a_case(wild: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_runs_a_case(wild: bool, card: Card) -> None:
     """With NumPy in CuPy's place, and a kernel that is interpreted into the output it is given."""
     number = SMALLEST
     problem, schedule = KEPT[number]
@@ -100,9 +101,8 @@ def test_a_worker_runs_a_case(wild: bool, monkeypatch: pytest.MonkeyPatch) -> No
     library = SimpleNamespace(
         asarray=np.asarray, asnumpy=np.asarray, empty=np.empty, zeros=np.zeros
     )
-    monkeypatch.setattr("tinygpu.codegen.run.launch.gpu", lambda: library)
-    monkeypatch.setattr("tinygpu.codegen.run.launch.Kernel", Kernel)
-    monkeypatch.setattr("tinygpu.codegen.run.validation.gpu", lambda: library)
+    card.library(library)
+    card.kernels(Kernel)
     asked: list[Any] = []
 
     def ask(request: Mapping[str, Any], limit_seconds: float) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from benchmarks.attention import Case, Data, compare, reference
 from benchmarks.hopper_sanitizer import CONTROLS, TOOLS, controls
 from benchmarks.triton_attention import CONFIGURATIONS
 from tests.async_mutants import mutants
-from tests.fake_gpu import FakeWorker
+from tests.fake_gpu import Card, FakeWorker
 from tests.hopper_terms import term
 from tests.sample import some
 from tinygpu.codegen.emit import emit
@@ -145,11 +145,8 @@ def test_candidates_are_checked_before_and_while_they_are_timed() -> None:
         ({"failed": "it hangs: no answer in 12 s"}, "hangs"),
     ],
 )
-def test_what_a_faulty_program_does_is_said(
-    monkeypatch: pytest.MonkeyPatch, said: dict[str, Any], outcome: str
-) -> None:
-    monkeypatch.setattr(hopper_mutants, "Worker", FakeWorker)
-    monkeypatch.setattr(FakeWorker, "answers", (said,))
+def test_what_a_faulty_program_does_is_said(card: Card, said: dict[str, Any], outcome: str) -> None:
+    card.answering(hopper_mutants, said)
     problem = Problem.of(matmul("bf16", layout="nt"), m=64, n=64, k=64)
     assert hopper_mutants.outcome_of(term("plain"), problem) == (outcome, said.get("errors", []))
 
@@ -211,7 +208,7 @@ def test_what_a_rejected_mutant_does_is_written_at_once(
     assert tree["summary"]["not_seen"] == (["a"] if outcome == "right" else [])
 
 
-def test_a_rejected_term_becomes_code(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rejected_term_becomes_code(monkeypatch: pytest.MonkeyPatch, card: Card) -> None:
     """``emit`` refuses what the judge rejects, and so it has to be told."""
     program = next(p for n, p in mutants(term("plain")) if n.startswith("drop arrive full"))
     with pytest.raises(IllegalScheduleError):
@@ -220,7 +217,7 @@ def test_a_rejected_term_becomes_code(monkeypatch: pytest.MonkeyPatch) -> None:
     def made(program: Program, **how: Any) -> str:
         return emit(program, "sm_90a", how["sizes"], unchecked=how["unchecked"])
 
-    monkeypatch.setattr("tinygpu.codegen.run.launch.Kernel", made)
+    card.kernels(made)
     monkeypatch.setattr("tinygpu.codegen.run.validation.validate", lambda text, _, seed: len(text))
     problem = Problem.of(program.operation, m=64, n=64, k=64)
     packed = base64.b64encode(pickle.dumps((program, problem))).decode()

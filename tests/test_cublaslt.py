@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import sys
 import time
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ import numpy as np
 import pytest
 
 from benchmarks import peers
+from tests.fake_gpu import Card
 from tinygpu.codegen.run import cublaslt, timing
 from tinygpu.codegen.run.provenance import Clock
 from tinygpu.errors import LaunchError, OperationError
@@ -49,7 +49,7 @@ def test_cublaslt_is_told_the_same_product(layout: str) -> None:
     np.testing.assert_array_equal(product.reshape(-1, order="F"), wanted.reshape(-1))
 
 
-def test_an_algorithm_is_a_peer_by_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_algorithm_is_a_peer_by_its_number(monkeypatch: pytest.MonkeyPatch, card: Card) -> None:
     """``algorithm_3`` is one, other names are not; one too many is said; the struct is C's."""
     assert callable(cublaslt.algorithm_3)
     for name in ("algorithm_", "algorithm_x", "nothing"):
@@ -57,7 +57,7 @@ def test_an_algorithm_is_a_peer_by_its_number(monkeypatch: pytest.MonkeyPatch) -
             getattr(cublaslt, name)
     plan = SimpleNamespace(algorithms=(cublaslt.HeuristicResult(),) * 3)
     monkeypatch.setattr(cublaslt, "plan", lambda problem: plan)
-    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace())
+    card.torch(SimpleNamespace())
     with pytest.raises(LaunchError, match="no algorithm 3; there are 3"):
         cublaslt.algorithm_3(PROBLEM, (), None, {})
     assert ctypes.sizeof(cublaslt.HeuristicResult) == 96
@@ -186,7 +186,7 @@ class Stream:
 
 
 @pytest.fixture
-def stream(monkeypatch: pytest.MonkeyPatch) -> Stream:
+def stream(monkeypatch: pytest.MonkeyPatch, card: Card) -> Stream:
     """In the place of CuPy's stream; every interval between events is a millisecond."""
     one = Stream()
 
@@ -199,9 +199,9 @@ def stream(monkeypatch: pytest.MonkeyPatch) -> Stream:
         Device=lambda: one,
         get_elapsed_time=lambda start, stop: 1.0,
     )
-    monkeypatch.setattr(timing, "gpu", lambda: SimpleNamespace(cuda=cuda))
+    card.library(SimpleNamespace(cuda=cuda))
     monkeypatch.setattr(timing, "clock", Clock)
-    monkeypatch.setitem(sys.modules, "torch", None)
+    card.torch(None)
     return one
 
 

@@ -19,6 +19,7 @@ import pytest
 from matplotlib.image import imread
 from plotly.offline import get_plotlyjs
 
+from tests.fake_gpu import Card
 from tests.sample import SOAK
 from tests.test_cli import FIX, SEARCH, complaint, tinygpu
 from tinygpu.cli.console import count_text, time_text
@@ -280,17 +281,17 @@ def test_hostile_texts_stay_texts(searched: Path) -> None:
 def test_an_interrupted_demo_keeps_its_layers(
     undrawn: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tinygpu.search.tuning import ranking
+    from tinygpu.search.exact.best import rank
 
-    real, calls = ranking.rank, [0]
+    calls = [0]
 
     def second_stops(*words: Any, **named: Any) -> Any:
         calls[0] += 1
         if calls[0] > 1:
             raise KeyboardInterrupt
-        return real(*words, **named)
+        return rank(*words, **named)
 
-    monkeypatch.setattr(ranking, "rank", second_stops)
+    monkeypatch.setattr("tinygpu.search.tuning.ranking.rank", second_stops)
     result = tinygpu(*SIMT, "--layer", "down", "--out", tmp_path)
     assert result.exit_code == 130
     assert "the same command does all again" in result.stderr
@@ -317,7 +318,9 @@ def test_a_wrong_kernel_fails_the_demo(
     assert section["facts"]["interpreted"].endswith(": a <race> in smem_a")
 
 
-def test_a_demo_on_a_hopper_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_demo_on_a_hopper_measures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, card: Card
+) -> None:
     """Times stand beside the predictions: in the table, a picture, the tree and the page."""
 
     def timed(_space: Any, schedules: list[Schedule], **_named: Any) -> list[Measurement]:
@@ -330,7 +333,7 @@ def test_a_demo_on_a_hopper_measures(tmp_path: Path, monkeypatch: pytest.MonkeyP
             for n, _ in enumerate(schedules)
         ]  # fmt: skip
 
-    monkeypatch.setattr("tinygpu.codegen.run.launch.device_arch", lambda: "sm_90a")
+    card.arch()
     monkeypatch.setattr("tinygpu.cli.demo.measured", timed)
     words = [word for word in HOPPER if word != "--no-measure"]
     result = tinygpu(*words, "--out", tmp_path)
