@@ -4,9 +4,13 @@ import os
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from tests.fake_gpu import Card, Gpu
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -57,6 +61,20 @@ def no_card(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     if not request.node.get_closest_marker("gpu"):
         here = "tinygpu.codegen.run.provenance.device_and_driver"
         monkeypatch.setattr(here, lambda: ("none", "none"))
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> Card:
+    """Pretend that there is a GPU, or what there is of one."""
+    from tests.fake_gpu import Card
+
+    return Card(monkeypatch)
+
+
+@pytest.fixture
+def fake(card: Card) -> Gpu:
+    """Return a GPU that kernels are launched on and that keeps what it is told."""
+    return card.driven()
 
 
 @pytest.fixture

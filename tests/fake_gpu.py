@@ -8,17 +8,29 @@ from __future__ import annotations
 import ctypes
 import math
 import struct
+import sys
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, cast
 
 import numpy as np
 import pytest
 
-from tinygpu.codegen.emit import signature
+from tinygpu.codegen.emit import emit, signature
 from tinygpu.codegen.kernel.tensor_map import tensor_maps
+from tinygpu.codegen.run import doctor, launch, measure, provenance, timing, validation
+from tinygpu.codegen.run.assemble import assemble
+from tinygpu.codegen.run.build import Builders, Built
 from tinygpu.codegen.run.launch import Kernel
 from tinygpu.codegen.runtime import driver, function
+from tinygpu.deadline import NEVER, Deadline
+from tinygpu.errors import LaunchError
+
+if TYPE_CHECKING:
+    from tinygpu.codegen.run.assemble import Cubin
+    from tinygpu.term.program import Program
 
 SIDE = 4242  # the handle of the stream on which graphs are captured
 
@@ -308,10 +320,100 @@ class Gpu:
         return [entry[0] for entry in self.of("launch")]
 
 
-def installed(monkeypatch: pytest.MonkeyPatch) -> Gpu:
-    """Put a GPU in the place of CuPy's and of the driver's."""
-    fake = Gpu()
-    monkeypatch.setattr(function, "gpu", lambda: fake)
-    monkeypatch.setattr(driver, "_library", lambda: fake.driver)
-    function._stream.cache_clear()
-    return fake
+class FakeWorker:
+    """In the place of a worker: it answers as it is told, in order."""
+
+    answers: ClassVar[tuple[dict[str, Any], ...]] = ()
+
+    def __init__(self, _: Any) -> None:
+        self.left = iter(self.answers)
+
+    def __enter__(self) -> FakeWorker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def ask(self, request: Mapping[str, Any], limit: float) -> dict[str, Any]:
+        return next(self.left)
+
+
+@cache
+def _code(program: Program, arch: str, sizes: tuple[tuple[str, int], ...]) -> tuple[int, int]:
+    cubin = assemble(emit(program, arch, dict(sizes)), arch)
+    return cubin.registers, cubin.spill_stores_bytes + cubin.spill_loads_bytes
+
+
+class Nothing(Builders):
+    """Builders without processes, that build nothing and ask ptxas here."""
+
+    def begin(self, limit_seconds: float) -> None:
+        pass
+
+    def each(self, wanted: Sequence[Any], until: Deadline = NEVER) -> Generator[Any]:
+        cubins = [SimpleNamespace(bytes=b"", registers=40) for _ in wanted]
+        yield from [Built("sm_90a", "", cast("Cubin", cubin)) for cubin in cubins]
+
+    def codes(self, wanted: Sequence[Any], until: Deadline = NEVER) -> Iterator[Any]:
+        for program, arch, sizes in wanted:
+            if until.passed():
+                return
+            yield _code(program, arch, tuple(sizes.items()))
+
+
+class Card:
+    """The fixture ``card``: what of a GPU a test pretends is there; all of it is gone after."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self._set, self._item = patch.setattr, patch.setitem
+
+    def named(self, name: str, driver: str = "") -> None:
+        """Say which card is there: "none" is no card."""
+        for module in (doctor, provenance):
+            self._set(module, "device_and_driver", lambda: (name, driver))
+
+    def arch(self, arch: str = "sm_90a") -> None:
+        """Let the card have an architecture; nothing can be launched on it."""
+        self._set(launch, "device_arch", lambda: arch)
+
+    def missing(self, reason: str) -> None:
+        """Let asking for the card fail."""
+
+        def none() -> NoReturn:
+            raise LaunchError(reason)
+
+        self._set(launch, "device_arch", none)
+
+    def library(self, library: Any) -> None:
+        """Put a library in the place of CuPy, wherever it is asked for."""
+        for module in (function, launch, timing, validation):
+            self._set(module, "gpu", lambda: library)
+
+    def driven(self) -> Gpu:
+        """Put a GPU in the place of CuPy's and of the driver's."""
+        fake = Gpu()
+        self.library(fake)
+        self._set(driver, "_library", lambda: fake.driver)
+        function._stream.cache_clear()
+        return fake
+
+    def kernels(self, kernel: Any) -> None:
+        """Put a class in the place of kernels that are launched."""
+        self._set(launch, "Kernel", kernel)
+
+    def torch(self, torch: Any) -> None:
+        """Put an object in the place of PyTorch; None is no PyTorch."""
+        self._item(sys.modules, "torch", torch)
+
+    def answering(self, module: Any, *answers: Mapping[str, Any]) -> None:
+        """Put a worker with these answers in the place of a module's."""
+        self._set(module, "Worker", type("Told", (FakeWorker,), {"answers": answers}))
+
+    def measuring(self, *, worker: Any = None, options: Any = None) -> None:
+        """Let schedules be measured by a worker, or by the one of the options; none is built."""
+        self.arch()
+        self._set(measure, "Builders", Nothing)
+        if worker is not None:
+            self._set(measure, "Worker", worker)
+        if options is not None:
+            self._set(measure, "COARSE", options)

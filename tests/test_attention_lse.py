@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.fake_gpu import Array, installed
+from tests.fake_gpu import Array, Gpu
 from tests.hopper_terms import rewritten
 from tinygpu.codegen.run.arguments import contract_of
 from tinygpu.codegen.run.interpretation import interpret as emulated
@@ -254,9 +254,8 @@ def test_a_file_has_it() -> None:
     assert '"further"' not in to_json(Schedule.of(machine, STARTS["fa2"]), plain)
 
 
-def test_a_call_makes_two_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_makes_two_arrays(fake: Gpu) -> None:
     """Or takes a tuple; what shares memory is refused."""
-    gpu = installed(monkeypatch)
     kernel = Kernel(term("fa2"), arch="sm_90a")
     assert (kernel.contract.outputs, [a.name for a in kernel.contract.inputs]) == (2, [*"qkv"])
     assert kernel.contract == type(kernel.contract).of(kernel.contract.tree())
@@ -269,7 +268,7 @@ def test_a_call_makes_two_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(LaunchError, match="give a tuple of 2 arrays: o, lse"):
             kernel(q, k, v, out=out, scale=0.5)
     pointers = [*(x.pointer for x in (q, k, v)), o.data.ptr, lse.data.ptr]
-    assert [launched.arguments(kernel)[1] for launched in gpu.launched()] == [pointers] * 2
+    assert [launched.arguments(kernel)[1] for launched in fake.launched()] == [pointers] * 2
     same = Array(shapes["lse"], at=o.data.ptr)
     with pytest.raises(LaunchError, match="shares memory with o"):
         kernel(q, k, v, out=(o, same), scale=0.5)

@@ -1,11 +1,15 @@
-"""What of the benchmarks needs no GPU: what they draw, write, read, choose and count."""
+"""Each benchmark runs once on little, a GPU faked where it needs one, and writes what it should."""
 
 from __future__ import annotations
 
+import base64
+import doctest
+import importlib
+import inspect
 import json
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,88 +17,114 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import elementwise, peers, scoring, simt_fuzz, speed, streaming
-from benchmarks.memory import peak_mib
+from benchmarks import (
+    assemblers,
+    attention,
+    attention_drawn,
+    elementwise,
+    families,
+    fuzz,
+    hopper_bottleneck,
+    hopper_matmul,
+    hopper_sanitizer,
+    host_overhead,
+    interpreter_agreement,
+    interpreter_speed,
+    matmul,
+    scoring,
+    simt_fuzz,
+    simt_ladder,
+    speed,
+    streaming,
+    triton_attention,
+    triton_matmul,
+    triton_mma,
+)
+from benchmarks.agreement_cases import CASES as KEPT
+from benchmarks.peers import FOLDER, load_rows
+from tests.fake_gpu import Card, FakeWorker
+from tests.hopper_terms import term
+from tinygpu.codegen.emit import EMITTER_VERSION
 from tinygpu.codegen.run.measure import Options
 from tinygpu.devices.device import load_device
-from tinygpu.errors import StoreError, TinyGpuError
-from tinygpu.legality.laws import check_schedule
+from tinygpu.errors import AssemblyError, LaunchError
+from tinygpu.machines import MACHINES
 from tinygpu.machines.simt import LADDER, Simt
-from tinygpu.space.measurement import Measurement, Results, describe
+from tinygpu.search.neighbourhood import Candidate
+from tinygpu.search.tuning.climb import CUBLASLT, Tuned
+from tinygpu.space.measurement import Measurement, Results, canonical, describe
 from tinygpu.space.space import Space
-from tinygpu.term.machine import Value
-from tinygpu.term.operation import Problem, matmul
-from tinygpu.term.schedule import Schedule
+from tinygpu.term.operation import Problem
+from tinygpu.term.operation import matmul as product_of
+from tinygpu.term.schedule import Schedule, from_json
 
+FOLDERS = FOLDER.parent
 NARROW: dict[str, Any] = {
     n: v for n, v in LADDER["shared"].items() if n not in ("tile_k", "raster", "split_k", "combine")
 }
+SMALL = Problem.of(product_of(), m=64, n=64, k=64)
 
 
-def schedule_of(point: str = "vectorised", **changes: Value) -> Schedule:
-    return Schedule.of(Simt(), {**LADDER[point], **changes})
+def measurement(name: str, seconds: float | None, **told: Any) -> Measurement:
+    return Measurement(
+        operation="o", sizes="s", schedule=name, device="d", driver="r", emitter=EMITTER_VERSION,
+        seconds=seconds, error=0.5, clock_mhz=1500, capped=True, reason="" if seconds else "wrong",
+    )  # fmt: skip
 
 
 class Gpu:
-    """In the place of ``measure``: times by schedule, and what was asked."""
+    """In the place of ``measure``: times by schedule."""
 
-    def __init__(self, seconds: Callable[[Schedule, Options], float | None]) -> None:
+    def __init__(self, seconds: Callable[[Schedule], float | None]) -> None:
         self.seconds = seconds
-        self.asked: list[tuple[int, Options]] = []
-        self.peer: float | None = 1e-3
 
     def __call__(
         self,
         schedules: Sequence[Schedule],
-        machine: Simt,
+        machine: Any,
         problem: Problem,
         *,
         store: Results | None = None,
         peers: Sequence[str] = (),
         options: Options,
     ) -> list[Measurement]:
-        self.asked.append((len(schedules), options))
         found = []
         for s in schedules:
             operation, sizes, name = describe(problem, s)
-            one = Measurement(
-                operation=operation, sizes=sizes, schedule=name, device="d", driver="r", emitter=1
-            )
-            seconds = self.seconds(s, options)
-            one = replace(one, seconds=seconds, reason="" if seconds else "it is wrong", error=0.5)
+            one = replace(measurement(name, self.seconds(s)), operation=operation, sizes=sizes)
             if store is not None:
                 store.put(one)
             found.append(one)
-        return found + [replace(found[0], seconds=self.peer, reason="no torch")] * len(peers)
+        return found + [replace(found[0], seconds=1e-3, reason="no torch")] * len(peers)
 
 
-def test_a_row_keeps_the_provenance_of_its_run(tmp_path: Path) -> None:
-    """Rows of several runs name their own; a run without rows is forgotten; old files have one."""
-    row: dict[str, Any] = dict.fromkeys(peers.ROW, None)
-    old, one, two = ({"commit": name} for name in ("old", "one", "two"))
-    rows = [{**row, "case": case} for case in "abc"]
-    path = tmp_path / "r.json"
-    path.write_text(json.dumps({"provenance": old, "rows": rows}))
+# Of all.
 
-    def runs() -> list[str]:
-        tree = json.loads(path.read_text())
-        return [tree["runs"][r["run"]]["commit"] for r in tree["rows"]]
-
-    peers.write_results("r", rows[:1], one, tmp_path)
-    assert runs() == ["one", "old", "old"]
-    peers.write_results("r", rows[1:2], one, tmp_path, beside={"summary": 3})
-    assert runs() == ["one", "one", "old"]
-    peers.write_results("r", rows[2:], two, tmp_path)
-    assert runs() == ["one", "one", "two"]
-    tree = json.loads(path.read_text())
-    assert (tree["provenance"], tree["runs"], "summary" in tree) == (two, [one, two], False)
-    assert peers.load_rows("r", tmp_path) == rows
-    path.write_text(json.dumps({**tree, "runs": [one]}))
-    with pytest.raises(StoreError, match="a row of no run"):
-        peers.load_rows("r", tmp_path)
+SCRIPTS = sorted(
+    path.stem
+    for path in FOLDERS.parent.glob("*.py")
+    if "def main(arguments: Seq" in path.read_text()
+)
 
 
-@pytest.mark.parametrize("path", sorted(peers.FOLDER.glob("*.json")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_it_says_how_it_is_run(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    module = importlib.import_module(f"benchmarks.{name}")
+    if len(inspect.signature(module.main).parameters) > 1:
+        return
+    with pytest.raises(SystemExit) as caught:
+        module.main(["--help"])
+    assert caught.value.code == 0
+    assert capsys.readouterr().out.startswith("usage: ")
+
+
+@pytest.mark.parametrize("module", [triton_matmul, hopper_matmul])
+def test_examples_are_true(module: Any) -> None:
+    failed, attempted = doctest.testmod(module)
+    assert (failed, attempted > 0) == (0, True)
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.json")), ids=lambda path: path.stem)
 def test_committed_rows_name_their_run(path: Path) -> None:
     """Each row is of a run with device, driver, commit, date, command; no path of a machine."""
     tree = json.loads(path.read_text())
@@ -105,9 +135,7 @@ def test_committed_rows_name_their_run(path: Path) -> None:
         assert not re.search(r"(^|\s)/", run["command"])
 
 
-@pytest.mark.parametrize(
-    "path", sorted(peers.FOLDER.parent.rglob("*.json")), ids=lambda path: path.stem
-)
+@pytest.mark.parametrize("path", sorted(FOLDERS.rglob("*.json")), ids=lambda path: path.stem)
 def test_a_result_says_what_it_is_from(path: Path) -> None:
     """A file, or each part of it, has date and command: a list that was only drawn is no result."""
     tree = json.loads(path.read_text())
@@ -115,93 +143,198 @@ def test_a_result_says_what_it_is_from(path: Path) -> None:
     assert all({"date", "command"} <= part.get("provenance", part).keys() for part in parts)
 
 
-def test_stored_rows_are_predicted_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A run predicts as it measures; --predict fills the same in, needs no GPU and says so."""
-    monkeypatch.setattr(streaming, "measure", Gpu(lambda s, o: 1e-3))
+# Of one each, on a GPU that is not there.
+
+
+def test_elementwise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is measured is predicted, and ``--predict`` says the same of stored rows."""
     one = elementwise.cases(1 << 20)[:1]
+    monkeypatch.setattr(streaming, "measure", Gpu(lambda s: 1e-3))
     monkeypatch.setattr(elementwise, "cases", lambda: one)
     elementwise.main(["--out", str(tmp_path)])
     path = tmp_path / "elementwise.json"
     before = json.loads(path.read_text())
     assert [r["group"] for r in before["rows"]] == ["space"] * 24 + ["main"] * 3
-    assert all(r["predicted_seconds"] > 0 for r in before["rows"])
-    assert "predictions" not in before
     blank = [{**r, "predicted_seconds": None} for r in before["rows"]]
     path.write_text(json.dumps({**before, "rows": blank}))
     elementwise.main(["--out", str(tmp_path), "--predict"])
-    after = json.loads(path.read_text())
-    assert (after["rows"], after["runs"]) == (before["rows"], before["runs"])
-    assert after["provenance"] == before["provenance"]
-    assert after["predictions"]["command"] == "python -m benchmarks.elementwise --predict"
-    assert "24 of 24 off by more than 30 %" in capsys.readouterr().out
-    path.write_text(json.dumps({**before, "rows": [{**blank[0], "m": 7}]}))
-    with pytest.raises(SystemExit, match="row of axpb 7 is of no case here"):
-        elementwise.main(["--out", str(tmp_path), "--predict"])
+    assert json.loads(path.read_text())["rows"] == before["rows"]
 
 
-def test_random_schedules_are_legal_and_the_same_again(tmp_path: Path) -> None:
-    """The seed decides the draw; each schedule is legal for its shape; a file keeps all."""
-    cases = simt_fuzz.draw(5, shapes=6, count=12, fixed=NARROW)
-    assert simt_fuzz.draw(5, shapes=6, count=12, fixed=NARROW) == cases
-    assert simt_fuzz.draw(6, shapes=6, count=12, fixed=NARROW) != cases
-    device = load_device("h200")
-    for problem, schedules in cases:
-        assert len(set(schedules)) == 2
-        for s in schedules:
-            assert not check_schedule(s, Simt(), problem, device)
-    types = {(p.operation.inputs[0].dtype, p.operation.output.dtype) for p, _ in cases}
-    assert len(types) == 5
-    path = tmp_path / "cases.json"
-    simt_fuzz.save_cases(path, cases, "c")
-    assert simt_fuzz.load_cases(path) == cases
-
-
-def test_16_bit_sums_do_not_meet_across_ctas() -> None:
-    """A 16-bit output is stored once: adding to it would round at every part."""
-    device = load_device("h200")
-    split = schedule_of("shared", split_k=4, combine="red")
-    for dtype, output, legal in (("f16", None, False), ("f16", "f32", True), ("f32", None, True)):
-        problem = Problem.of(matmul(dtype, output), m=64, n=64, k=256)
-        broken = [v.law for v in check_schedule(split, Simt(), problem, device)]
-        assert (broken == []) == legal, broken
-
-
-def test_fuzz_rows_count_what_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A row has what ptxas said beside what was foreseen; the summary counts wrong ones."""
-    good, wrong = schedule_of("naive"), schedule_of("naive", raster=2)
-    monkeypatch.setattr(simt_fuzz, "measure", Gpu(lambda s, o: 1e-6 if s == good else None))
-    cases = [(Problem.of(matmul(), m=8, n=8, k=8), (good, wrong))]
+def test_simt_fuzz(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what was drawn, the wrong are counted."""
+    ((problem, (good, wrong)),) = simt_fuzz.draw(5, shapes=1, count=2, fixed=NARROW)
+    monkeypatch.setattr(simt_fuzz, "measure", Gpu(lambda s: 1e-6 if s == good else None))
     drawn = tmp_path / "cases.json"
-    simt_fuzz.save_cases(drawn, cases, "c")
-    for _ in range(2):
-        simt_fuzz.main(["--out", str(tmp_path), "--schedules", str(drawn)])
-    tree = json.loads((tmp_path / "simt_fuzz.json").read_text())
-    assert (tree["summary"]["schedules"], tree["summary"]["wrong"]) == (2, 1)
-    assert tree["summary"]["reasons"] == ["it is wrong"]
-    assert tree["summary"]["spills"]["neither"] == 2
-    row = tree["rows"][0]
-    assert 8 <= row["registers"] <= 64
-    assert (row["spill_bytes"], row["predicted_spill"]) == (0, False)
-    assert set(row) == {*peers.ROW, *simt_fuzz.FIELDS, "run"}
+    simt_fuzz.save_cases(drawn, [(problem, (good, wrong))], "c")
+    simt_fuzz.main(["--out", str(tmp_path), "--schedules", str(drawn)])
+    summary = json.loads((tmp_path / "simt_fuzz.json").read_text())["summary"]
+    assert (summary["schedules"], summary["wrong"], summary["reasons"]) == (2, 1, ["wrong"])
 
 
-def test_speed_counts() -> None:
-    """Each part of the speed benchmark on a small space gives finite numbers with units."""
-    problem = Problem.of(matmul(), m=64, n=64, k=64)
-    space = Space(Simt(), problem, load_device("h200"), fixed=NARROW)
-    programs = [s.program(Simt(), problem.operation) for s in list(space)[:4]]
+def test_fuzz(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was wrong is counted and makes the run fail; what was right is not run again."""
+    path, wrong = tmp_path / "cases.jsonl", [[[{}, "it is wrong"]]]
+    case = {"machine": "simt", "words": {}, "sizes": {}, "schedules": [{}] * 3, "unproved": []}
+    path.write_text("".join(json.dumps({**case, "number": n}) + "\n" for n in range(3)))
+
+    def each_done(_do: Any, each: Sequence[Any], *_: Any) -> list[dict[str, Any]]:
+        more = {"schedules": 3, "worst_error": 0.5, "emitter": EMITTER_VERSION}
+        return [{**one, **more, "wrong": wrong.pop() if wrong else []} for (one,) in each]
+
+    monkeypatch.setattr(fuzz, "each_done", each_done)
+    words = ["--cases", str(path), "--out", str(tmp_path)]
+    with pytest.raises(SystemExit):
+        fuzz.main(words)
+    fuzz.main(words)
+    summary = json.loads((tmp_path / "fuzz.json").read_text())["summary"]
+    assert (summary["schedules"], summary["wrong"]) == (9, 0)
+
+
+def test_matmul(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part that fails stops no other; a row has the fastest schedule beside its peers."""
+    one, other = (matmul.case("main", m, 256, 256, "f32", "nn") for m in (256, 512))
+    schedule = Schedule.of(Simt(), LADDER["tuned"])
+    peer = measurement(canonical({"peer": f"{CUBLASLT}:algorithm_3"}), 4e-6)
+
+    def climb(spaces: Sequence[Space], first: Sequence[Candidate], **_: Any) -> Tuned:
+        if spaces[0].problem == other.problem:
+            raise LaunchError("512: no luck")
+        mine = measurement(describe(one.problem, schedule)[2], 2e-6)
+        return Tuned(((Candidate(schedule, 3e-6), mine),), (peer,), {schedule: mine}, {}, True)
+
+    monkeypatch.setattr(matmul, "climb", climb)
+    with pytest.raises(SystemExit, match="1 of 2 parts failed; the first: 512: no luck"):
+        matmul.main("some", Simt(), (one, other), ["--out", str(tmp_path)], fixed=LADDER["tuned"])
+    (row,) = load_rows("some", tmp_path)
+    assert (row["m"], row["seconds"], row["peer_seconds"]) == (256, 2e-6, 4e-6)
+
+
+def test_simt_ladder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def measured(space: Space, given: Sequence[Schedule], **_: Any) -> list[Measurement]:
+        return [measurement(describe(space.problem, s)[2], 1e-3) for s in given]
+
+    monkeypatch.setattr(simt_ladder, "measured", measured)
+    simt_ladder.main(["--ladder", str(tmp_path)])
+    assert [r["case"] for r in load_rows("simt_ladder", tmp_path)] == list(LADDER)
+
+
+def test_host_overhead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row that takes longer than it is allowed is written, and fails the run."""
+    row = {**host_overhead._row("call", "simt", "CuPy"), "error": 0, "replay_error": 0}
+    rows = [
+        {**row, "case": str(s), "seconds": s, "allowed_seconds": 4e-6, "holds": s < 4e-6}
+        for s in (3e-6, 5e-6)
+    ]
+    monkeypatch.setattr(host_overhead, "driver_row", lambda: rows[0])
+    monkeypatch.setattr(host_overhead, "cases", lambda: [None])
+    monkeypatch.setattr(host_overhead, "rows_of", lambda case: rows[1:])
+    with pytest.raises(SystemExit, match="1 of 2 rows do not hold"):
+        host_overhead.main(["--out", str(tmp_path)])
+    assert [r["holds"] for r in load_rows("host_overhead", tmp_path)] == [True, False]
+
+
+def test_attention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, card: Card) -> None:
+    """A case that hangs costs itself; a row is the fastest point beside the fastest peer."""
+    told = {"clock_mhz": 1500, "capped": False, "spread": 0.01, "rounds": 3, "error": 0.3}
+    times = {"point fast": 2e-6, "cudnn": 1e-6}
+    timings = {name: {**told, "seconds": seconds} for name, seconds in times.items()}
+    answers = ({"failed": "it hangs"}, {"timings": timings, "failures": {}})
+    card.answering(attention, *answers)
+    problem = Problem.of(product_of("bf16", layout="nt"), m=256, n=256, k=64)
+    monkeypatch.setattr(attention, "problem_of", lambda _: problem)
+    monkeypatch.setattr(attention, "points", lambda *_: {"fast": term("plain")})
+    first, second = (one.part for one in attention.CASES[:2])
+    with pytest.raises(SystemExit, match="1 of 2 parts failed"):
+        attention.main(["--out", str(tmp_path), "--parts", first, second])
+    (row,) = load_rows("attention", tmp_path)
+    assert (row["case"], row["ratio"]) == (second, 0.5)
+
+
+def test_interpreter_agreement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Fake(FakeWorker):
+        """A GPU's worker whose outputs are the interpreter's."""
+
+        def ask(self, request: Mapping[str, Any], limit: float) -> dict[str, Any]:
+            if request["do"] == "hello":
+                return {}
+            _, problem, schedule = from_json(request["case"], MACHINES)
+            case = (problem, schedule)
+            found = interpreter_agreement.interpret(case, request["number"], assembled=False)
+            return {"output": base64.b64encode(found.output).decode(), "digest": found.digest}
+
+    monkeypatch.setattr(interpreter_agreement, "Worker", Fake)
+    small = tmp_path / "cases.json"
+    rows = json.loads(KEPT.read_text(encoding="utf-8"))["rows"]
+    small.write_text(json.dumps({"rows": rows[80:81]}), encoding="utf-8")
+    interpreter_agreement.main(["--out", str(tmp_path), "--cases", str(small)])
+    (row,) = load_rows("interpreter_agreement", tmp_path)
+    assert (row["case"], row["agree"], row["difference"]) == ("ampere 0", True, 0)
+
+
+def test_assemblers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Schedules that a user's command found; one assembler is compared with none."""
+    monkeypatch.setattr(assemblers, "every_ptxas", lambda: ((tmp_path / "ptxas", "13.0.88"),))
+    with pytest.raises(AssemblyError, match=r"13\.0\.88 alone"):
+        assemblers.main(["--out", str(tmp_path)])
+    assert assemblers.jobs_of(json.loads((FOLDER / "drawn_matmul.json").read_text())["rows"])
+
+
+def test_hopper_sanitizer_and_bottleneck() -> None:
+    found = [hopper_sanitizer.said(*told)[0] for told in ((0, "ERROR SUMMARY: 0 errors"), (9, "="))]
+    assert found == ["clean", "refused"]
+    winner, _ = hopper_bottleneck.winner(hopper_bottleneck.SHAPES[0])
+    assert winner.machine == "hopper"
+
+
+# Of one each that needs no GPU.
+
+
+def test_speed() -> None:
+    """Each part on a small space gives finite numbers with units."""
+    space = Space(Simt(), SMALL, load_device("h200"), fixed=NARROW)
+    programs = [s.program(Simt(), SMALL.operation) for s in list(space)[:4]]
     rows = speed.emitting(programs, space) + speed.verdicts(programs)
-    assert min(scoring.rates(300, 64, "tuned")) > 0
-    with pytest.raises(TinyGpuError, match="ended with status 1"):
-        scoring.rates(300, 64, "nothing")
     rows += speed.child([sys.executable, "-c", "x = bytearray(64 << 20)"], "a child")
+    assert min(scoring.rates(300, 64, "tuned")) > 0
     assert all(np.isfinite(r["value"]) and r["value"] > 0 for r in rows)
-    named = {r["name"]: r["value"] for r in rows}
-    own = peak_mib()  # a child begins as its parent's copy
-    assert 64 < named["a child, peak resident memory"] < 1024 + own
-    assert named["skeletons in the sample"] <= named["schedules in the sample"] == 4
-    code = "import sys; print('no luck', file=sys.stderr); sys.exit(3)"
-    with pytest.raises(TinyGpuError, match="status 3, it said: no luck"):
-        speed.child([sys.executable, "-c", code], "a child")
+
+
+def test_interpreter_speed() -> None:
+    row = interpreter_speed.measured("ampere", "plain")
+    assert 0 < row["cpu_seconds"] < 10
+    tree = json.loads((FOLDERS / "interpreter_speed.json").read_text(encoding="utf-8"))
+    assert {(r["machine"], r["point"]) for r in tree["rows"]} <= {*interpreter_speed.points()}
+    assert max(r["cpu_seconds"] for r in tree["rows"]) < 10
+    assert max(r["peak_mib"] for r in tree["rows"]) < 512
+
+
+def test_families(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A missed mutant fails the run."""
+    row = {"term": "x", "family": "guard", "alarms": {}, "missed": [], "false alarm": []}
+    monkeypatch.setattr(families, "TERMS", ("x",))
+    monkeypatch.setattr(families, "changed", lambda name: {"guard": ()})
+    rows = [{**row, "counts": {"legal": 2, "missed": 1}}]
+    monkeypatch.setattr(families, "each_done", lambda *_: rows)
+    with pytest.raises(SystemExit):
+        families.main(["--out", str(tmp_path)])
+    told = json.loads((tmp_path / "families.json").read_text())["summary"]
+    assert (told["mutants"], told["missed"]) == (3, 1)
+
+
+def test_draws() -> None:
+    words = attention_drawn.words_of(3, np.random.default_rng(3))
+    assert words["mask"] in ("none", "causal")
+    assert fuzz.problem_of("ampere", 5, np.random.default_rng(1)).sizes["k"] <= 600
+
+
+def test_peers_of_triton() -> None:
+    """A configuration is its name, and the name asks the module for that peer."""
+    problem = hopper_matmul.CASES[0].problem
+    for module in (triton_matmul, triton_mma):
+        found = module.configurations(problem)
+        assert found
+        for one in found:
+            assert getattr(module, str(one)).args == (one,)
+    for name in triton_attention.CONFIGURATIONS:
+        assert triton_attention.Configuration.of(name).warps

@@ -61,26 +61,6 @@ def test_what_is_right_is_legal_and_what_is_no_term_rejected() -> None:
     assert families.outcome(partial(no_term), SIZES, "h200")[0] == "rejected"
 
 
-def test_a_terms_families_are_drawn_alike() -> None:
-    """What is drawn depends on the term and the family alone, so that a run can go on."""
-    one, two = (families.changed("simt shared") for _ in range(2))
-    texts = [{family: [t for t, _ in each] for family, each in of.items()} for of in (one, two)]
-    assert texts[0] == texts[1]
-    assert {"itself", "guard", "loop", "meaning"} <= texts[0].keys()
-
-
-def test_a_summary_counts_by_family() -> None:
-    guard: dict[str, Any] = {
-        "term": "x", "family": "guard", "counts": {"legal": 2, "missed": 1},
-        "alarms": {"concurrency": 1}, "missed": [], "false alarm": [],
-    }  # fmt: skip
-    loop = {**guard, "family": "loop", "counts": {"illegal": 3}, "alarms": {}}
-    told = families.summary([guard, loop, guard, loop])
-    assert (told["mutants"], told["missed"], told["illegal"]) == (12, 2, 6)
-    assert told["by_family"]["guard"] == {"legal": 4, "missed": 2}
-    assert told["alarms"] == {"guard: concurrency": 2}
-
-
 def test_a_fragment_in_too_few_cells_is_an_error_of_the_term() -> None:
     """Not an exception of NumPy, whatever the laws say of it."""
     make = dict(families.changed("hopper plain")["storage"])["sums dimension 2 shorter"]

@@ -27,7 +27,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.fake_gpu import Array, CupyArray, Gpu, installed
+from tests.fake_gpu import Array, CupyArray, Gpu
 from tests.sample import draws
 from tests.test_bad_input import JSON, mutated
 from tinygpu.codegen.run import bundle as writing
@@ -118,11 +118,6 @@ def altered(**changes: Any) -> dict[str, bytes]:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return write_bundle(tmp_path / "bundle", parts())
-
-
-@pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> Gpu:
-    return installed(monkeypatch)
 
 
 def files_in(path: Path) -> dict[str, bytes]:

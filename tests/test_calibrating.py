@@ -16,10 +16,11 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
+from tests.fake_gpu import Card
 from tests.sample import some
 from tinygpu.cli import app, calibrating
 from tinygpu.cli.calibrating import FITTED_NUMBERS, Group, Timed, groups_of, refined, timings
-from tinygpu.codegen.run import calibrate, launch
+from tinygpu.codegen.run import calibrate
 from tinygpu.codegen.run.measure import Options
 from tinygpu.deadline import Deadline
 from tinygpu.devices.device import DEVICES, Device, Errors, load_device
@@ -161,7 +162,7 @@ def test_what_fails_while_building_is_raised(tmp_path: Path) -> None:
 
 def said(monkeypatch: pytest.MonkeyPatch, *words: object, ran: Any = None) -> Result:
     """The command on a made-up card, where random kernels are those that ``ran`` gives."""
-    monkeypatch.setattr(launch, "gpu", lambda: None)
+    Card(monkeypatch).library(None)
     monkeypatch.setattr(calibrate, "calibrate", lambda say, date, name: H100)
     monkeypatch.setattr(calibrating, "timings", lambda groups, **_: ran())
     return CliRunner().invoke(app, ["calibrate", *map(str, words)])

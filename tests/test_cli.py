@@ -16,6 +16,7 @@ from typer.testing import CliRunner, Result
 
 import tinygpu as package
 from tests.conftest import why_no_gpu
+from tests.fake_gpu import Card
 from tinygpu.cli import app
 from tinygpu.cli.console import write
 from tinygpu.errors import AssemblyError, LaunchError
@@ -371,7 +372,9 @@ def test_files_are_written_whole_or_not_at_all(
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_a_gpu_that_fails_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_fails_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, card: Card
+) -> None:
     """Out of memory while it measures: an earlier search is there as it was."""
 
     def failing(*_: Any) -> NoReturn:
@@ -379,7 +382,7 @@ def test_a_gpu_that_fails_is_one_line(tmp_path: Path, monkeypatch: pytest.Monkey
 
     assert tinygpu(*SEARCH, "--out", tmp_path).exit_code == 0
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    monkeypatch.setattr("tinygpu.codegen.run.launch.device_arch", lambda: "sm_90a")
+    card.arch()
     monkeypatch.setattr("tinygpu.codegen.run.measure.Campaign.__enter__", failing)
     line = complaint(tinygpu(*SEARCH, "--measure", "--replace", "--out", tmp_path))
     assert "out of memory" in line

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 
+from tests.fake_gpu import Card
 from tests.test_cli import SIZES, tinygpu
-from tinygpu.errors import LaunchError
 from tinygpu.machines.ampere import Ampere
 from tinygpu.machines.blackwell import Blackwell
 from tinygpu.machines.hopper import STARTS, Hopper
@@ -72,18 +71,15 @@ def test_hopper_takes_tensor_core_types_and_a_layout() -> None:
     assert "b[n,k] bf16" in json.loads(tinygpu(*words, *fixed, "--json").stdout)["operation"]
 
 
-def test_gpus_fit_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_fit_the_machine(card: Card) -> None:
     """wgmma and tcgen05 run on their architecture alone, the others on any."""
     for arch, fits in (("sm_80", ""), ("sm_90a", "hopper"), ("sm_100a", "blackwell")):
-        monkeypatch.setattr("tinygpu.codegen.run.launch.device_arch", lambda arch=arch: arch)
+        card.arch(arch)
         assert why_no_gpu(Simt()) == why_no_gpu(Ampere()) == ""
         for machine in (Hopper(), Blackwell()):
             told = why_no_gpu(machine)
             assert (told == "") == (machine.name == fits)
             assert not told or f"it is {arch}" in told
 
-    def none() -> NoReturn:
-        raise LaunchError("no GPU here")
-
-    monkeypatch.setattr("tinygpu.codegen.run.launch.device_arch", none)
+    card.missing("no GPU here")
     assert why_no_gpu(Simt()) == "no GPU here"

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from tests.fake_gpu import Card
 from tests.sample import by_turns
 from tinygpu.cli import app
-from tinygpu.codegen.run import provenance
 from tinygpu.devices.device import DEVICES, load_device, save
 from tinygpu.machines import MACHINES, ampere, blackwell, hopper
 from tinygpu.machines.file import machine_named
@@ -380,11 +380,9 @@ def test_a_term_that_computes_something_else_is_illegal(tmp_path: Path) -> None:
         ("NVIDIA T4", "h200", "device: no file is of NVIDIA T4, h200 stands for it; tinygpu calib"),
     ],
 )
-def test_the_device_is_the_card_that_is_there(
-    gpu: str, device: str, line: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_device_is_the_card_that_is_there(gpu: str, device: str, line: str, card: Card) -> None:
     """Without --device; what the output is of it says.  A card without a file is told in a line."""
-    monkeypatch.setattr(provenance, "device_and_driver", lambda: (gpu, "580.1"))
+    card.named(gpu, "580.1")
     found = tinygpu("search", "elementwise", "a*x + b", "-i", 4096, "--fix", "threads=256")
     assert found.exit_code == 0
     assert f"elementwise on {device}\n" in found.stdout

@@ -6,16 +6,16 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
 
+from tests.fake_gpu import Card
 from tests.sample import some
 from tinygpu.cli import app
 from tinygpu.codegen.emit import emit
 from tinygpu.codegen.run import interpretation
-from tinygpu.errors import LaunchError
 from tinygpu.machines import MACHINES, ampere, blackwell, hopper, simt
 from tinygpu.term.machine import Value
 from tinygpu.term.operation import Problem, matmul
@@ -30,13 +30,10 @@ POINTS: dict[str, tuple[Mapping[str, Value], str, str, str]] = {
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+def run(tmp_path: Path, card: Card) -> Callable[..., Result]:
     """Run a machine's schedule where there is no GPU."""
 
-    def none() -> NoReturn:
-        raise LaunchError("GPU: this machine has none")
-
-    monkeypatch.setattr("tinygpu.codegen.run.launch.device_arch", none)
+    card.missing("GPU: this machine has none")
 
     def call(machine: str, *words: object) -> Result:
         point, dtype, layout, device = POINTS[machine]
@@ -113,12 +110,12 @@ def test_a_wrong_result_fails(run: Callable[..., Result], monkeypatch: pytest.Mo
     assert "0 hazards" in result.stdout
 
 
-def test_a_gpu_that_cannot(run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_cannot(run: Callable[..., Result], card: Card) -> None:
     """Asked for, it is an error with the way out; else the interpreter runs."""
     result = run("simt", "--backend", "gpu")
     assert result.exit_code == 2
     assert "this machine has none; give --backend interpreter" in result.stderr
-    monkeypatch.setattr("tinygpu.codegen.run.launch.device_arch", lambda: "sm_90a")
+    card.arch()
     result = run("blackwell", "--backend", "gpu")
     assert result.exit_code == 2
     assert "sm_90a, and kernels of blackwell need tcgen05.alloc, which" in result.stderr
@@ -126,7 +123,7 @@ def test_a_gpu_that_cannot(run: Callable[..., Result], monkeypatch: pytest.Monke
 
 
 def test_a_gpu_that_can_is_taken(
-    run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+    run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, card: Card
 ) -> None:
     """By default, and not if the interpreter is asked for."""
     asked = []
@@ -135,7 +132,7 @@ def test_a_gpu_that_can_is_taken(
         asked.append((given.problem.sizes["m"], seed))
         return {"right": True, "text": "measured"}
 
-    monkeypatch.setattr("tinygpu.codegen.run.launch.device_arch", lambda: "sm_90a")
+    card.arch()
     monkeypatch.setattr("tinygpu.cli.code._on_gpu", measured)
     assert run("hopper", "--seed", 2).stdout.startswith("measured\n")
     assert run("hopper", "--backend", "gpu", "-m", 512).stdout.startswith("measured\n")

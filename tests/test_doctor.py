@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fake_gpu import Card
 from tinygpu.codegen.run import doctor
 from tinygpu.codegen.run.doctor import Row, diagnose
 from tinygpu.errors import AssemblyError
@@ -85,11 +86,9 @@ def test_a_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
         ("none", "none", set[str](), {"GPU"}),
     ],
 )
-def test_gpu_rows(
-    monkeypatch: pytest.MonkeyPatch, name: str, driver: str, ok: set[str], lost: set[str]
-) -> None:
+def test_gpu_rows(card: Card, name: str, driver: str, ok: set[str], lost: set[str]) -> None:
     """Driver, GPU and device file are told apart."""
-    monkeypatch.setattr(doctor, "device_and_driver", lambda: (name, driver))
+    card.named(name, driver)
     found = {w: r for w, r in rows().items() if w in {"driver", "GPU", "device file"}}
     assert {w for w, r in found.items() if r.ok} == ok
     assert {w for w, r in found.items() if not r.ok} == lost

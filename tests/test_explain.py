@@ -19,7 +19,7 @@ from tinygpu.machines.elementwise import Elementwise
 from tinygpu.machines.rows import Rows
 from tinygpu.machines.simt import LADDER, Simt
 from tinygpu.search.explain.causes import Cause, causes, excesses, peel
-from tinygpu.search.explain.explain import Comparison, Explanation, compare, explain
+from tinygpu.search.explain.explain import Comparison, Explanation, compare, explain, outlined
 from tinygpu.search.explain.mends import KINDS, TimeView, duration, lanes_apart, limiter
 from tinygpu.search.time.cost import cost, predict
 from tinygpu.term.expression import value
@@ -405,7 +405,7 @@ def test_attention_is_explained_by_its_own_decisions() -> None:
     assert {"rescale", "turns"} <= {*why.idle, *why.stuck, *(g.decision for g in why.gains)}
     assert "exposed path" in str(why)
     flown = Schedule.of(machine, {**STARTS["fa2"], "skew": 1})
-    both = compare(late, flown, machine, problem, H200)
+    both = compare(late, flown, machine, problem, H200, outlined)
     assert [step.changes for step in both.steps] == [(("skew", 0, 1),)]
     assert both.b.seconds - both.a.seconds == pytest.approx(both.steps[0].seconds)
 

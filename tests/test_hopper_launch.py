@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.fake_gpu import Array, Gpu, installed
+from tests.fake_gpu import Array, Gpu
 from tests.hopper_terms import term
 from tinygpu.codegen.emit import emit, integer_values
 from tinygpu.codegen.emulator import Module
@@ -23,11 +23,6 @@ from tinygpu.term.operation import matmul
 
 SMS, CLUSTERS = 132, 60
 HALF = np.float16
-
-
-@pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> Gpu:
-    return installed(monkeypatch)
 
 
 def kernel_of(start: str, **changes: Value) -> Kernel:
@@ -166,7 +161,7 @@ def test_what_it_takes(fake: Gpu, start: str, a: Array, b: Array) -> None:
 
 def test_refusals_of_the_driver_are_said(fake: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     """With its own words and the way out."""
-    monkeypatch.setattr(fake.driver, "cuTensorMapEncodeTiled", lambda *a: 1)
+    fake.driver.cuTensorMapEncodeTiled = lambda *a: 1
     with pytest.raises(LaunchError, match="Tiled: ERROR_1: its words; check the"):
         encode(TensorMap("a", "f16", (64, 8), 3), 0, (8, 64), (64, 1))
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.fake_gpu import Array, Gpu, Stream, installed
+from tests.fake_gpu import Array, Gpu, Stream
 from tinygpu.codegen.emit import integer_values
 from tinygpu.codegen.kernel.smem import smem_plan
 from tinygpu.codegen.run import launch
@@ -21,11 +21,6 @@ from tinygpu.term.expression import value
 from tinygpu.term.machine import Value
 from tinygpu.term.operation import elementwise, matmul
 from tinygpu.term.schedule import Schedule
-
-
-@pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> Gpu:
-    return installed(monkeypatch)
 
 
 def kernel_of(point: str = "vectorised", dtype: str = "f32", **changes: Value) -> Kernel:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import sys
 import weakref
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.fake_gpu import Array, CupyArray, Gpu, Launched, Tensor, installed
+from tests.fake_gpu import Array, Card, CupyArray, Gpu, Launched, Tensor
 from tests.test_launch import kernel_of, saxpb
 from tinygpu.codegen.run.launch import Kernel
 from tinygpu.codegen.runtime import driver, function
@@ -26,11 +25,6 @@ from tinygpu.term.machine import Chosen
 from tinygpu.term.operation import matmul
 
 A, B, C = (1 << 40, 1 << 41, 1 << 42)
-
-
-@pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> Gpu:
-    return installed(monkeypatch)
 
 
 @pytest.fixture(scope="module")
@@ -229,13 +223,11 @@ def test_a_prepared_launch_becomes_a_graph(fake: Gpu) -> None:
     assert (fake.launched()[-1].stream, fake.driver.replays) == (3, 0)
 
 
-def test_the_current_stream_is_asked_at_each_start(
-    fake: Gpu, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_current_stream_is_asked_at_each_start(fake: Gpu, card: Card) -> None:
     """CuPy's for its arrays, PyTorch's where a tensor is among them, also for the same memory."""
     current = {0: 70, 1: 71}
     torch = SimpleNamespace(_C=SimpleNamespace(_cuda_getCurrentRawStream=current.__getitem__))
-    monkeypatch.setitem(sys.modules, "torch", torch)
+    card.torch(torch)
     kernel = kernel_of("naive")
     a, b, c = squares()
     x, y, z = (Tensor((64, 64), at=at) for at in (A, B, C))
@@ -313,7 +305,7 @@ def test_each_stream_has_a_config_of_its_own(fake: Gpu) -> None:
 def test_clearing_clears_the_array_and_nothing_else(data: Any) -> None:
     """Of 1 to 3 dimensions, in any order, with gaps or without: even rows in one call."""
     with pytest.MonkeyPatch.context() as patched:
-        fake = installed(patched)
+        fake = Card(patched).driven()
         extents = data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=3))
         reach, strides = 1, list[int]()
         for extent in extents:

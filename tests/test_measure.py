@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks import peers
+from tests.fake_gpu import Card
 from tests.online_rows import C, weighted
 from tinygpu.codegen.run import assemble, validation
 from tinygpu.codegen.run.measure import Base, Campaign, Options, measure, peer_of
@@ -370,9 +371,9 @@ def test_a_worker_that_talks_nonsense_is_replaced(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+def on_the_host(card: Card) -> None:
     """NumPy in the place of CuPy, for what the two have in common."""
-    monkeypatch.setattr(validation, "gpu", lambda: np)
+    card.library(np)
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "f64"])

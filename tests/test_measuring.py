@@ -10,22 +10,24 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
 
+from tests.fake_gpu import Card
 from tinygpu.cli import app
-from tinygpu.codegen.run import build, measure, provenance
-from tinygpu.codegen.run.assemble import Cubin
-from tinygpu.codegen.run.build import Builders, Built
+from tinygpu.codegen.run import build, measure
+from tinygpu.codegen.run.build import Builders
 from tinygpu.codegen.run.measure import COARSE, SUSTAINED, Options, peer_of
-from tinygpu.deadline import NEVER, Deadline
+from tinygpu.codegen.run.worker import Worker
+from tinygpu.deadline import Deadline
 from tinygpu.devices.device import load_device
 from tinygpu.errors import DeviceError, IllegalScheduleError, LaunchError, OperationError
 from tinygpu.legality.laws import check_schedule
@@ -55,6 +57,7 @@ from tinygpu.term.schedule import Schedule, from_json
 
 FAKE = """
 import base64, hashlib, json, pickle, time
+from pathlib import Path
 from tinygpu.codegen.run.worker import serve
 from tinygpu.deadline import NEVER, Deadline
 from tinygpu.devices.device import load_device
@@ -68,16 +71,24 @@ def noise(name, rounds):
     digest = hashlib.md5(f"{name} {rounds}".encode()).hexdigest()
     return 1 + int(digest, 16) % 1000 / 5000
 
+def model(name, packed):
+    problem, told = pickle.loads(base64.b64decode(packed)), json.loads(name)
+    schedule = Schedule(told["machine"], tuple(told["decisions"].items()))
+    program = schedule.program(MACHINES[schedule.machine], problem.operation)
+    early = 0.5 if program.early else 1.0
+    return early * float(cost(program, problem.sizes, DEVICE).seconds)
+
 def handle(request):
     doing = request["do"]
     if doing == "hello":
         return {"arch": "sm_90a", "device": "pretended", "driver": "1"}
-    said = json.load(open(FOLDER + "/said.json"))
+    said = json.loads(Path(FOLDER, "said.json").read_text())
     what = [doing]
     if doing == "time":
         count = len(request["kernels"])
         what += [request["rounds"], count - (request["rounds"] == 3 and request["against"] != "")]
-    open(FOLDER + "/log", "a").write(json.dumps(what) + "\\n")
+    with open(FOLDER + "/log", "a") as log:
+        log.write(json.dumps(what) + "\\n")
     if doing == "peers":
         return {"names": list(said["peers"]) if request["module"] in said["modules"] else []}
     if doing == "validate":
@@ -87,15 +98,9 @@ def handle(request):
         time.sleep(said["kernel_sleeps"] * ("kernel" in request))
         wrong = "kernel" in request and said["fails"] or peer == "algorithm_1"
         return {"error": 100.0 if wrong else 0.5}
-    problem = pickle.loads(base64.b64decode(request["problem"]))
     seconds, failures = {}, {}
     for name in request["kernels"]:
-        told = json.loads(name)
-        schedule = Schedule(told["machine"], tuple(told["decisions"].items()))
-        program = schedule.program(MACHINES[schedule.machine], problem.operation)
-        early = 0.5 if program.early else 1.0
-        model = float(cost(program, problem.sizes, DEVICE).seconds)
-        seconds[name] = model * early * noise(name, request["rounds"])
+        seconds[name] = model(name, request["problem"]) * noise(name, request["rounds"])
     for name, peer in request["peers"].items():
         seconds[name] = said["peers"][peer.rpartition(":")[2]]
         if not seconds[name]:
@@ -107,7 +112,8 @@ def handle(request):
         "failures": failures,
     }
 
-serve(handle)
+if __name__ == "__main__":
+    serve(handle)
 """
 PEERS = {"algorithm_0": 3e-3, "algorithm_1": 1e-3, "algorithm_2": None, "algorithm_3": 1e-3,
          "algorithm_4": 2e-3}  # fmt: skip
@@ -126,6 +132,17 @@ OPEN: dict[str, tuple[Value, ...]] = {
 }
 
 
+KNOWN: dict[tuple[str, str], float] = {}
+"""What the worker's model says of a schedule and a problem, asked once for all tests."""
+
+
+def known(model: Callable[[str, str], float], name: str, packed: str) -> float:
+    asked = (name, packed)
+    if asked not in KNOWN:
+        KNOWN[asked] = model(*asked)
+    return KNOWN[asked]
+
+
 class Fake:
     """The worker's options, what it shall do, and what it was asked."""
 
@@ -134,12 +151,22 @@ class Fake:
         script = folder / "fake.py"
         script.write_text(f"FOLDER = {str(folder)!r}\n{FAKE}")
         self.options = replace(COARSE, worker=(sys.executable, str(script)))
+        self.handle: dict[str, Any] = {"__name__": "here"}
+        exec(script.read_text(), self.handle)
+        self.handle["model"] = partial(known, self.handle["model"])
         self.say()
 
     def say(self, **what: Any) -> None:
         usual = {"peers": PEERS, "modules": [CUBLASLT], "fails": False, "peer_sleeps": 0.0,
                  "kernel_sleeps": 0.0, "spread": 0.0}  # fmt: skip
+        self.sleeps = what.keys() & {"peer_sleeps", "kernel_sleeps"}
         (self.folder / "said.json").write_text(json.dumps(usual | what))
+
+    def worker(self, command: Sequence[str] = ()) -> Worker | Here:
+        """Return a process where it sleeps or is another; it takes half a second to begin."""
+        if self.sleeps or tuple(command) != self.options.worker:
+            return Worker(command)
+        return Here(self.handle["handle"])
 
     def asked(self) -> list[list[Any]]:
         """Return what was asked since the last call."""
@@ -149,22 +176,31 @@ class Fake:
         return [json.loads(line) for line in lines]
 
 
-class Nothing(Builders):
-    """Builders that build nothing."""
+class Here:
+    """A worker in this process; what it is asked, and answers, is JSON all the same."""
 
-    def each(self, wanted: Sequence[Any], until: Deadline = NEVER) -> Generator[Any]:
-        cubins = [SimpleNamespace(bytes=b"", registers=40) for _ in wanted]
-        yield from [Built("sm_90a", "", cast("Cubin", cubin)) for cubin in cubins]
+    def __init__(self, handle: Callable[[Any], Any]) -> None:
+        self._handle = handle
+
+    def __enter__(self) -> Here:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def kill(self) -> None:
+        pass
+
+    def ask(self, request: Mapping[str, Any], limit_seconds: float) -> Any:
+        return json.loads(json.dumps(self._handle(json.loads(json.dumps(request)))))
 
 
 @pytest.fixture
-def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
+def fake(tmp_path: Path, card: Card) -> Fake:
     """Nothing is assembled, and the command line uses the worker, too."""
     (tmp_path / "worker").mkdir()
     one = Fake(tmp_path / "worker")
-    monkeypatch.setattr(measure, "Builders", Nothing)
-    monkeypatch.setattr(measure, "COARSE", one.options)
-    monkeypatch.setattr("tinygpu.codegen.run.launch.device_arch", lambda: "sm_90a")
+    card.measuring(worker=one.worker, options=one.options)
     return one
 
 
@@ -505,11 +541,9 @@ def test_schedules_are_measured_beside_the_best_algorithm(simt: Space, fake: Fak
 # The command line.
 
 
-def test_a_script_tunes_a_problem_as_the_command_does(
-    fake: Fake, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_script_tunes_a_problem_as_the_command_does(fake: Fake, card: Card) -> None:
     """Given the problem alone: machines, ranking, the measuring process and the climb follow."""
-    effort, shown = Effort(seconds=3, evaluations=6, finalists=2), list[str]()
+    effort, shown = Effort(seconds=8, evaluations=6, finalists=2), list[str]()
 
     @contextmanager
     def watch(text: str) -> Iterator[Callable[..., None]]:
@@ -522,12 +556,12 @@ def test_a_script_tunes_a_problem_as_the_command_does(
     assert found.first in {c.schedule for c, _ in found.finalists}
     assert 0 < len(found.evaluated) <= 6  # fewer where the cores have other work
     assert shown == ["search simt", "measure"]
-    monkeypatch.setattr(provenance, "device_and_driver", lambda: ("pretended", ""))
+    card.named("pretended")
     with pytest.raises(DeviceError, match=r"no file is of pretended; tinygpu calibrate"):
         tune(PROBLEM, effort=effort)
     with pytest.raises(OperationError, match="no machine that ships does it"):
         tune(PROBLEM, device=DEVICE, machines=[MACHINES["elementwise"], MACHINES["rows"]])
-    monkeypatch.setattr(tuning, "why_no_gpu", lambda _: "GPU: there is none")
+    card.missing("GPU: there is none")
     with pytest.raises(LaunchError, match="GPU: there is none"):
         tune(PROBLEM, device=DEVICE)
 

@@ -19,6 +19,8 @@ import pytest
 from matplotlib.image import imread
 from plotly.offline import get_plotlyjs
 
+from tests.fake_gpu import Card
+from tests.sample import SOAK
 from tests.test_cli import FIX, SEARCH, complaint, tinygpu
 from tinygpu.cli.console import count_text, time_text
 from tinygpu.cli.given import read_schedule
@@ -316,7 +318,9 @@ def test_a_wrong_kernel_fails_the_demo(
     assert section["facts"]["interpreted"].endswith(": a <race> in smem_a")
 
 
-def test_a_demo_on_a_hopper_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_demo_on_a_hopper_measures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, card: Card
+) -> None:
     """Times stand beside the predictions: in the table, a picture, the tree and the page."""
 
     def timed(_space: Any, schedules: list[Schedule], **_named: Any) -> list[Measurement]:
@@ -329,7 +333,7 @@ def test_a_demo_on_a_hopper_measures(tmp_path: Path, monkeypatch: pytest.MonkeyP
             for n, _ in enumerate(schedules)
         ]  # fmt: skip
 
-    monkeypatch.setattr("tinygpu.codegen.run.launch.device_arch", lambda: "sm_90a")
+    card.arch()
     monkeypatch.setattr("tinygpu.cli.demo.measured", timed)
     words = [word for word in HOPPER if word != "--no-measure"]
     result = tinygpu(*words, "--out", tmp_path)
@@ -377,6 +381,7 @@ def browser() -> str | None:
     return next((path for name in BROWSERS if (path := shutil.which(name))), None)
 
 
+at_a_soak = pytest.mark.skipif(not SOAK, reason="make soak")
 in_a_browser = pytest.mark.skipif(
     browser() is None, reason=f"no browser: none of {', '.join(BROWSERS)} is on PATH"
 )
@@ -431,9 +436,19 @@ MARKED = """const marked = () => ["a", "b"].map((name) => [...document.querySele
   `#table tr.${name}`)].map((row) => row.children[1].textContent).join());"""
 
 
+ADDRESSES = (
+    (800, "a=x&b=99&sort=no&filter=no&x=no&layer=no", ["1", "2", "3", "4"]),
+    (1600, "a=2&b=1&sort=-measured&x=pad_a&y=ratio", ["4", "1", "2", "3"]),
+)
+"""Widths, addresses, and the order in which rows stand: what has no time comes last."""
+
+
 @in_a_browser
-@pytest.mark.parametrize("width", [800, 1600])
-def test_it_opens_without_a_network_and_nothing_overflows(searched: Path, width: int) -> None:
+@pytest.mark.parametrize(("width", "state", "order"), ADDRESSES)
+def test_it_opens_without_a_network_and_nothing_overflows(
+    searched: Path, width: int, state: str, order: list[str]
+) -> None:
+    """At an address that sorts and plots, and at one that means nothing."""
     script = """
     const wide = [...document.querySelectorAll("body *")].filter((one) =>
       !one.closest(".scrolls *, .listing *, svg, script") &&
@@ -446,8 +461,16 @@ def test_it_opens_without_a_network_and_nothing_overflows(searched: Path, width:
       scroll: document.documentElement.scrollWidth - innerWidth,
       plots: document.querySelectorAll(".plot .main-svg").length,
       text: document.body.innerText.includes("alert(1)"),
+      order: cells(1), marked: marked(),
+      axes: ["x", "y"].map((name) => at(`axis ${name}`).selectedOptions[0].textContent),
+      points: at("scatter").data.flatMap((one) => (one.customdata ? one.y : [])).length,
     };"""
-    told, _ = seen(searched, script, width=width)
+    told, _ = seen(searched, CELLS + MARKED + script, width=width, state=state)
+    assert told["order"] == order
+    if width == 1600:
+        assert told["marked"] == ["1", "2"]  # A is the better ranked
+        assert told["axes"] == ["pad_a", "measured / predicted"]
+        assert told["points"] == 3
     assert told["ready"] == "1"
     assert told["asked"] == []
     assert told["wide"] == []
@@ -456,6 +479,7 @@ def test_it_opens_without_a_network_and_nothing_overflows(searched: Path, width:
     assert told["text"]  # of the hostile reason, as text
 
 
+@at_a_soak
 @in_a_browser
 @pytest.mark.parametrize("name", ["simt", "ampere", "hopper", "blackwell"])
 def test_the_table_fits_1280_pixels(name: str, searched: Path, tmp_path: Path) -> None:
@@ -498,29 +522,7 @@ def test_what_it_shows_is_what_the_command_prints(searched: Path) -> None:
     assert told["failures"] == f"schedule 3 failed: it hangs {HOSTILE}"
 
 
-@in_a_browser
-def test_its_state_is_its_address(searched: Path) -> None:
-    """An address sorts, filters, chooses and plots; what is done on the page changes it."""
-    rows = page_of(searched).data["sections"][0]["found"]["best"]
-    script = f"""{CELLS} {MARKED}
-    const axis = (name) => at(`axis ${{name}}`).selectedOptions[0].textContent;
-    return {{ order: cells(1), marked: marked(), axes: ["x", "y"].map(axis),
-      points: at("scatter").data.flatMap((one) => (one.customdata ? one.y : [])).length }};"""
-    told, _ = seen(searched, script, state="a=2&b=1&sort=-measured&x=pad_a&y=ratio")
-    assert told["order"] == ["4", "1", "2", "3"]  # what has no time comes last
-    assert told["marked"] == ["1", "2"]  # A is the better ranked
-    assert told["axes"] == ["pad_a", "measured / predicted"]
-    assert told["points"] == 3
-    told, _ = seen(searched, script, state="filter=pad_a:8&y=predicted")
-    fits = [str(n) for n, row in enumerate(rows, 1) if row["decisions"]["pad_a"] == 8]
-    assert "4" in fits
-    assert len(fits) < 4
-    assert told["order"] == fits
-    assert told["points"] == len(fits)
-    told, _ = seen(searched, script, state="a=x&b=99&sort=no&filter=no&x=no&layer=no")
-    assert told["order"] == ["1", "2", "3", "4"]
-
-
+@at_a_soak
 @in_a_browser
 def test_a_decision_may_have_the_name_of_a_quantity(own: Path) -> None:
     """``threads`` is one of the machine's decisions, and a number of every schedule."""

@@ -23,12 +23,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.fake_gpu import Card
 from tests.sample import draws, some
 from tests.test_cli import complaint
-from tests.test_measuring import OPEN, Nothing, fixes, tinygpu
+from tests.test_measuring import OPEN, fixes, tinygpu
 from tinygpu.cli import app
 from tinygpu.cli.folder import claimed
-from tinygpu.codegen.run import measure
 from tinygpu.machines.simt import LADDER
 from tinygpu.search.store import Store
 
@@ -70,10 +70,8 @@ class Pretended:
 
 
 @pytest.fixture
-def pretended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measure, "Worker", Pretended)
-    monkeypatch.setattr(measure, "Builders", Nothing)
-    monkeypatch.setattr("tinygpu.codegen.run.launch.device_arch", lambda: "sm_90a")
+def pretended(card: Card) -> None:
+    card.measuring(worker=Pretended)
 
 
 def result_of(out: Path) -> dict[str, Any]:

@@ -302,3 +302,13 @@ def test_what_it_does_not_fuse_is_refused_with_a_machine_that_does(fused: Any) -
     """An epilogue or a batch names hopper, before any term is built."""
     with pytest.raises(OperationError, match="choose a machine that fuses, as hopper"):
         Schedule.of(Simt(), LADDER["tuned"]).program(Simt(), matmul("f32", **fused))
+
+
+def test_16_bit_sums_do_not_meet_across_ctas() -> None:
+    """A 16-bit output is stored once: adding to it would round at every part."""
+    device = load_device("h200")
+    split = Schedule.of(Simt(), {**LADDER["shared"], "split_k": 4, "combine": "red"})
+    for dtype, output, legal in (("f16", None, False), ("f16", "f32", True), ("f32", None, True)):
+        problem = Problem.of(matmul(dtype, output), m=64, n=64, k=256)
+        broken = [v.law for v in check_schedule(split, Simt(), problem, device)]
+        assert (broken == []) == legal, broken

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tests.fake_gpu import Gpu, installed
+from tests.fake_gpu import Gpu
 from tests.hopper_terms import dos, rebuffered, term
 from tests.ptx_runs import unchecked as emit
 from tests.sample import draws
@@ -238,11 +238,6 @@ def test_a_load_signals_and_a_store_does_not(*, loads: bool) -> None:
         ProgramError, match=r"signals a barrier, no store|has no signal; leave it out"
     ):
         emit(dos(program, name, lambda do: replace(do, signal=signal)))
-
-
-@pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> Gpu:
-    return installed(monkeypatch)
 
 
 @pytest.mark.parametrize(

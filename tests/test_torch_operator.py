@@ -7,7 +7,6 @@ the same on a GPU.
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.fake_gpu import Card
 from tinygpu.codegen.run.arguments import contract_of
 from tinygpu.codegen.runtime.contract import Contract, check
 from tinygpu.codegen.runtime.operator import torch_operator
@@ -54,7 +54,7 @@ class Tensor:
 
 
 @pytest.fixture
-def torch(monkeypatch: pytest.MonkeyPatch) -> Any:
+def torch(card: Card) -> Any:
     """What the operator asks of PyTorch; ``registered`` keeps it."""
     kept: dict[str, Any] = {}
     library = SimpleNamespace(
@@ -70,7 +70,7 @@ def torch(monkeypatch: pytest.MonkeyPatch) -> Any:
         float32="float32",
         ops=SimpleNamespace(mine=SimpleNamespace(attention="the operator", linear="the operator")),
     )
-    monkeypatch.setitem(sys.modules, "torch", fake)
+    card.torch(fake)
     return fake
 
 

@@ -1,9 +1,8 @@
-"""The peers of a matmul, as far as they need no GPU: what cuBLASLt and Triton are told."""
+"""What cuBLASLt is told, and how candidates are timed in turns: as far as no GPU is needed."""
 
 from __future__ import annotations
 
 import ctypes
-import sys
 import time
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -13,20 +12,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from benchmarks import peers, triton_matmul
-from benchmarks.hopper_matmul import CASES
-from benchmarks.triton_matmul import Configuration
+from benchmarks import peers
+from tests.fake_gpu import Card
 from tinygpu.codegen.run import cublaslt, timing
 from tinygpu.codegen.run.provenance import Clock
 from tinygpu.errors import LaunchError, OperationError
 from tinygpu.term.operation import Problem, matmul, softmax
 
 LAYOUTS = ("nn", "nt", "tn", "tt")
-SMEM_BYTES = 232448
-MAIN = [case for case in CASES if case.group == "main"]
+PROBLEM = Problem.of(matmul("bf16", layout="nt"), m=512, n=512, k=512)
 
 
 def operands(problem: Problem) -> tuple[list[Any], Any]:
@@ -54,24 +49,7 @@ def test_cublaslt_is_told_the_same_product(layout: str) -> None:
     np.testing.assert_array_equal(product.reshape(-1, order="F"), wanted.reshape(-1))
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_torch_multiplies_every_layout(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """PyTorch is given a and b as [m, k] and [k, n], whatever they lie like."""
-    problem = Problem.of(matmul("f32", layout=layout), m=3, n=5, k=7)
-    inputs, wanted = operands(problem)
-    torch = SimpleNamespace(
-        backends=SimpleNamespace(cuda=SimpleNamespace(matmul=SimpleNamespace())),
-        mm=lambda a, b, out: np.matmul(a, b, out=out),
-    )
-    monkeypatch.setitem(sys.modules, "torch", torch)
-    monkeypatch.setattr(peers, "tensors", lambda problem, inputs, output: (*inputs, output))
-    output = np.full((3, 5), np.nan, "f4")
-    peers.torch_matmul(problem, inputs, output, {})()
-    np.testing.assert_array_equal(output, wanted)
-    assert torch.backends.cuda.matmul.allow_tf32 is False
-
-
-def test_an_algorithm_is_a_peer_by_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_algorithm_is_a_peer_by_its_number(monkeypatch: pytest.MonkeyPatch, card: Card) -> None:
     """``algorithm_3`` is one, other names are not; one too many is said; the struct is C's."""
     assert callable(cublaslt.algorithm_3)
     for name in ("algorithm_", "algorithm_x", "nothing"):
@@ -79,9 +57,9 @@ def test_an_algorithm_is_a_peer_by_its_number(monkeypatch: pytest.MonkeyPatch) -
             getattr(cublaslt, name)
     plan = SimpleNamespace(algorithms=(cublaslt.HeuristicResult(),) * 3)
     monkeypatch.setattr(cublaslt, "plan", lambda problem: plan)
-    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace())
+    card.torch(SimpleNamespace())
     with pytest.raises(LaunchError, match="no algorithm 3; there are 3"):
-        cublaslt.algorithm_3(MAIN[0].problem, (), None, {})
+        cublaslt.algorithm_3(PROBLEM, (), None, {})
     assert ctypes.sizeof(cublaslt.HeuristicResult) == 96
     with pytest.raises(OperationError, match="give a matmul"):
         cublaslt.view(Problem(replace(matmul(), name="other"), (("m", 1), ("n", 1), ("k", 1))))
@@ -91,10 +69,10 @@ def test_the_peers_of_a_problem_are_its_algorithms(monkeypatch: pytest.MonkeyPat
     """As many as the heuristic gave, in its order; ``on_gpu.py`` asks each module so."""
     plan = SimpleNamespace(algorithms=(cublaslt.HeuristicResult(),) * 3)
     monkeypatch.setattr(cublaslt, "plan", lambda problem: plan)
-    found = cublaslt.peers(MAIN[0].problem)
+    found = cublaslt.peers(PROBLEM)
     assert found == ("algorithm_0", "algorithm_1", "algorithm_2")
     assert all(callable(getattr(cublaslt, name)) for name in found)
-    assert peers.peers(MAIN[0].problem) == ("torch_matmul",)
+    assert peers.peers(PROBLEM) == ("torch_matmul",)
     of_sums = Problem(replace(matmul(), name="other"), (("m", 1), ("n", 1), ("k", 1)))
     assert peers.peers(of_sums) == ()
 
@@ -173,48 +151,11 @@ def test_what_cublaslt_has_not_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
     assert library.set["cublasLtMatmulDescSetAttribute", 7] == 36
     library.status = 15
     with pytest.raises(LaunchError, match="cublasLtMatmulDescCreate: status 15, not supported"):
-        cublaslt.descriptors(MAIN[0].problem)
+        cublaslt.descriptors(PROBLEM)
     monkeypatch.undo()
     monkeypatch.setattr(cublaslt, "_names", lambda: iter(["libnone.so.0"]))
     with pytest.raises(LaunchError, match="install nvidia-cublas"):
         cublaslt.library.__wrapped__()
-
-
-sizes = st.integers(1, 512)
-
-
-@given(
-    st.builds(Configuration, sizes, sizes, sizes, sizes, sizes, sizes, st.booleans(), st.booleans())
-)
-def test_a_configuration_is_its_name(one: Configuration) -> None:
-    """The name says all of it, and asks the module for that peer."""
-    assert Configuration.of(str(one)) == one
-    assert getattr(triton_matmul, str(one)).args == (one,)
-    for odd in (f"{one}_", f"x{one}"):
-        with pytest.raises(OperationError, match="Triton configuration"):
-            Configuration.of(odd)
-        with pytest.raises(AttributeError):
-            getattr(triton_matmul, odd)
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_triton_has_configurations_for_each_case(layout: str) -> None:
-    """At least 12 for each shape, in both layouts that it takes, and within shared memory."""
-    for case in MAIN:
-        problem = Problem.of(matmul("bf16", layout=layout), **case.problem.sizes)
-        found = triton_matmul.configurations(problem)
-        assert len(set(found)) == len(found)
-        assert len(found) >= 12 if layout in ("nn", "nt") else not found
-        few = case.problem.sizes["m"] <= 64
-        assert not found or few == all(one.tile_m <= 64 for one in found)
-        for one in found:
-            ring = 2 * one.stages * (one.tile_m + one.tile_n) * one.tile_k
-            stored = 2 * one.tile_m * one.tile_n // (2 if one.halves else 1)
-            assert ring + stored + 64 <= SMEM_BYTES, one
-    odd = Problem.of(matmul("bf16", layout="nt"), m=64, n=100, k=64)
-    assert not triton_matmul.configurations(odd)
-    assert Configuration.of("t128x256x64_s3_w8_g8_stay").programs(4096, 4096, 132) == 132
-    assert Configuration.of("t128x256x64_s3_w8_g8").programs(4097, 4096, 132) == 33 * 16
 
 
 class Stream:
@@ -245,7 +186,7 @@ class Stream:
 
 
 @pytest.fixture
-def stream(monkeypatch: pytest.MonkeyPatch) -> Stream:
+def stream(monkeypatch: pytest.MonkeyPatch, card: Card) -> Stream:
     """In the place of CuPy's stream; every interval between events is a millisecond."""
     one = Stream()
 
@@ -258,9 +199,9 @@ def stream(monkeypatch: pytest.MonkeyPatch) -> Stream:
         Device=lambda: one,
         get_elapsed_time=lambda start, stop: 1.0,
     )
-    monkeypatch.setattr(timing, "gpu", lambda: SimpleNamespace(cuda=cuda))
+    card.library(SimpleNamespace(cuda=cuda))
     monkeypatch.setattr(timing, "clock", Clock)
-    monkeypatch.setitem(sys.modules, "torch", None)
+    card.torch(None)
     return one
 
 

@@ -1,4 +1,4 @@
-"""The attention benchmark and its fuzz, as far as they need no GPU: arrays are NumPy's."""
+"""Wrong kernels and terms are found by the benchmarks that launch them: arrays are NumPy's."""
 
 from __future__ import annotations
 
@@ -10,28 +10,27 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
 
-from benchmarks import attention, attention_drawn, attention_rejected, hopper_mutants
-from benchmarks.attention import CASES, Case, Data, compare, reference, row_of, summary, visible
-from benchmarks.peers import load_rows
-from benchmarks.triton_attention import CONFIGURATIONS, Configuration
+from benchmarks import attention, attention_rejected, hopper_mutants
+from benchmarks.attention import Case, Data, compare, reference
+from benchmarks.hopper_sanitizer import CONTROLS, TOOLS, controls
+from benchmarks.triton_attention import CONFIGURATIONS
 from tests.async_mutants import mutants
+from tests.fake_gpu import Card, FakeWorker
 from tests.hopper_terms import term
 from tests.sample import some
 from tinygpu.codegen.emit import emit
 from tinygpu.codegen.run.timing import Timing
-from tinygpu.errors import IllegalScheduleError, LaunchError, OperationError, TinyGpuError
-from tinygpu.machines import MACHINES, hopper
+from tinygpu.errors import IllegalScheduleError, TinyGpuError
+from tinygpu.legality.concurrency.judge import verdict
 from tinygpu.term.operation import Problem, matmul
 from tinygpu.term.program import Program
 
 SMALL = Case("small", 2, 2, 2, 40, 56, 16, causal=True)
-NOTHING: Mapping[str, Any] = {"clock_mhz": 1500, "capped": False, "spread": 0.01, "rounds": 3}
 
 
 def rounded(x: Any) -> Any:
@@ -83,24 +82,6 @@ def clocked(seconds: Mapping[str, float]) -> Callable[..., dict[str, Timing]]:
     return time
 
 
-def test_visible_pairs_are_counted() -> None:
-    for m, n in ((5, 5), (3, 7), (7, 3), (1, 9)):
-        wanted = sum(j <= i + n - m for i in range(m) for j in range(n))
-        assert visible(m, n, causal=True) == wanted
-        assert visible(m, n, causal=False) == m * n
-
-
-def test_cases_are_those_of_the_marks() -> None:
-    assert len({one.part for one in CASES}) == len(CASES)
-    for group in ("full", "causal"):
-        mine = [one for one in CASES if one.group == group]
-        assert [one.m for one in mine] == [512, 1024, 2048, 4096, 8192, 16384]
-        assert {(one.b * one.m, one.h * one.g, one.d) for one in mine} == {(32768, 16, 128)}
-    assert {(one.h, one.h * one.g) for one in CASES if one.group == "llama"} == {(8, 64)}
-    assert any(one.m % 8 and one.m != one.n for one in CASES)
-    assert CASES[0].flops == 4 * 64 * 16 * 512 * 512 * 128
-
-
 @pytest.mark.parametrize("causal", [False, True])
 def test_the_reference_allows_rounding_and_no_more(causal: bool) -> None:
     one = replace(SMALL, causal=causal, g=1)
@@ -118,13 +99,6 @@ def test_the_reference_allows_rounding_and_no_more(causal: bool) -> None:
     if causal:
         assert error(attended(one, x, off=1)) > 1
         assert error(attended(one, x, off=-1)) > 1
-
-
-def test_a_query_without_keys_gives_zero() -> None:
-    x = data(SMALL)
-    wanted, allowed = reference(x.q[0, 0], x.k[0, 0], x.v[0, 0], np.zeros(SMALL.m, np.int64))
-    assert not wanted.any()
-    assert (allowed > 0).all()
 
 
 def test_candidates_are_checked_before_and_while_they_are_timed() -> None:
@@ -163,133 +137,6 @@ def test_candidates_are_checked_before_and_while_they_are_timed() -> None:
     assert "fa3_fwd_interface" in found["failures"]["fa3"]
 
 
-def timed(seconds: float) -> dict[str, Any]:
-    return {**NOTHING, "seconds": seconds, "error": 0.3}
-
-
-def answer(**seconds: float) -> dict[str, Any]:
-    names = {"tm": "triton t64x64_s3_w4", "fast": "point fast", "slow": "point slow"}
-    timings = {names.get(name, name): timed(s) for name, s in seconds.items()}
-    return {"timings": timings, "failures": {"fa3": "it is not installed", "point bad": "hangs"}}
-
-
-@pytest.fixture
-def model(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An operation that is there, with the sizes of the other, in attention's place."""
-    problem = Problem.of(matmul("bf16", layout="nt"), m=256, n=256, k=64)
-    monkeypatch.setattr(attention, "problem_of", lambda _: problem)
-
-
-@pytest.mark.usefixtures("model")
-def test_a_row_is_the_fastest_point_beside_the_fastest_peer() -> None:
-    programs = {name: term("plain") for name in ("fast", "slow", "bad")}
-    times = {"fast": 2e-6, "slow": 3e-6, "cudnn": 1.8e-6, "fa2": 4e-6, "tm": 1.9e-6}
-    row = row_of(SMALL, answer(**times), programs)
-    assert row["schedule"] == {"point": "fast"}
-    assert row["ratio"] == pytest.approx(0.9)
-    assert row["tflops"] == pytest.approx(SMALL.flops / 2e-6 * 1e-12)
-    assert row["points"] == {"fast": 2e-6, "slow": 3e-6, "bad": "hangs"}
-    assert (row["fa3_seconds"], row["fa3_reason"]) == (None, "it is not installed")
-    assert (row["fa2_seconds"], row["fa2_reason"]) == (4e-6, "")
-    assert (row["triton"], row["triton_seconds"]) == ("t64x64_s3_w4", 1.9e-6)
-    assert row["predicted_seconds"] > 0
-    alone = row_of(SMALL, answer(cudnn=1.8e-6), {})
-    assert (alone["seconds"], alone["ratio"], alone["points"]) == (None, None, {})
-    with pytest.raises(LaunchError, match="it hangs"):
-        row_of(SMALL, {"failed": "it hangs: no answer"}, programs)
-    told = summary([row, alone])["small"]
-    assert told["best"]["worst"] == 0.9
-    assert told["triton"]["geometric mean"] == 0.95
-    assert "fa3" not in told
-
-
-class FakeWorker:
-    """It answers as it is told, case by case."""
-
-    answers: ClassVar[tuple[dict[str, Any], ...]] = ()
-    asked: ClassVar[list[Any]] = []
-
-    def __init__(self, _: Any) -> None:
-        self.left = iter(self.answers)
-
-    def __enter__(self) -> FakeWorker:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def ask(self, request: dict[str, Any], _: float) -> dict[str, Any]:
-        self.asked.append(request)
-        return next(self.left)
-
-
-@pytest.mark.usefixtures("model")
-def test_results_are_written_and_a_case_that_hangs_costs_itself(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(attention, "Worker", FakeWorker)
-    monkeypatch.setattr(attention, "provenance", lambda command: {"command": command})
-    monkeypatch.setattr(attention, "points", lambda *_: {"fast": term("plain")})
-    first, second = (one.part for one in CASES[:2])
-    FakeWorker.answers, FakeWorker.asked = (
-        ({"failed": "it hangs"}, answer(fast=2e-6, cudnn=1e-6)),
-        [],
-    )
-    with pytest.raises(SystemExit, match="1 of 2 parts failed"):
-        attention.main(["--out", str(tmp_path), "--parts", first, second])
-    (row,) = load_rows("attention", tmp_path)
-    assert (row["case"], row["ratio"]) == (second, 0.5)
-    FakeWorker.answers, FakeWorker.asked = (answer(fast=4e-6, cudnn=1e-6),), []
-    attention.main(["--out", str(tmp_path), "--missing", "--parts", first, second])
-    assert [Case(**request["case"]).part for request in FakeWorker.asked] == [first]
-    tree = json.loads((tmp_path / "attention.json").read_text())
-    assert {row["case"] for row in tree["rows"]} == {first, second}
-    assert tree["summary"]["full"]["cudnn"]["cases"] == 2
-
-
-def test_named_points_that_are_legal_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """``points`` is the one seam to the machine: hopper stands in its place."""
-    broken = {**hopper.STARTS["ring"], "tile_m": 128, "tile_n": 256, "consumers": 1}
-    starts = {"plain": hopper.STARTS["plain"], "broken": broken}
-    there = dict(MACHINES) | {"attention": hopper.Hopper()}
-    monkeypatch.setattr(attention, "MACHINES", there)
-    module = SimpleNamespace(STARTS=starts)
-    monkeypatch.setattr(attention, "importlib", SimpleNamespace(import_module=lambda _: module))
-    problem = Problem.of(matmul("bf16", layout="nt"), m=4096, n=4096, k=4096)
-    assert [*attention.points(problem)] == ["plain"]
-    del starts["plain"]
-    with pytest.raises(LaunchError, match="no named point is legal; broken: "):
-        attention.points(problem)
-
-
-def test_points_of_two_machines_have_names_of_their_own() -> None:
-    of = attention.problem_of(Case("both", 1, 2, 2, 256, 300, 128, causal=True))
-    names = [*attention.points(of, ("attention", "ampere_attention"))]
-    assert {"fa2", "fa3", "ampere_attention fa2", "ampere_attention few keys"} <= {*names}
-    assert len({*names}) == len(names)
-
-
-def test_configurations_of_triton_are_read() -> None:
-    assert len({*CONFIGURATIONS}) == 12
-    assert all(min(Configuration.of(n).block_m, Configuration.of(n).warps) for n in CONFIGURATIONS)
-    with pytest.raises(OperationError, match="no such form"):
-        Configuration.of("t128")
-
-
-def test_problems_of_the_fuzz_are_of_every_kind() -> None:
-    words = [attention_drawn.words_of(n, np.random.default_rng(n)) for n in range(50)]
-    assert {w["mask"] for w in words} == {"none", "causal"}
-    assert {w["dtype"] for w in words} == {"bf16", "f16"}
-    sizes = [w["sizes"] for w in words]
-    assert {(s["h"], s["g"]) for s in sizes} == {*attention_drawn.HEADS}
-    assert {s["d"] for s in sizes} == {64, 128}
-    assert any(s["m"] == 1 for s in sizes)
-    assert any(s["n"] < 9 for s in sizes)
-    assert any(s["m"] > s["n"] for s in sizes)
-    kinds = {(w["mask"], w["dtype"], w["sizes"]["d"]) for w in words}
-    assert len(kinds) == 8
-
-
 @pytest.mark.parametrize(
     ("said", "outcome"),
     [
@@ -298,11 +145,8 @@ def test_problems_of_the_fuzz_are_of_every_kind() -> None:
         ({"failed": "it hangs: no answer in 12 s"}, "hangs"),
     ],
 )
-def test_what_a_faulty_program_does_is_said(
-    monkeypatch: pytest.MonkeyPatch, said: dict[str, Any], outcome: str
-) -> None:
-    monkeypatch.setattr(hopper_mutants, "Worker", FakeWorker)
-    FakeWorker.answers = (said,)
+def test_what_a_faulty_program_does_is_said(card: Card, said: dict[str, Any], outcome: str) -> None:
+    card.answering(hopper_mutants, said)
     problem = Problem.of(matmul("bf16", layout="nt"), m=64, n=64, k=64)
     assert hopper_mutants.outcome_of(term("plain"), problem) == (outcome, said.get("errors", []))
 
@@ -364,7 +208,7 @@ def test_what_a_rejected_mutant_does_is_written_at_once(
     assert tree["summary"]["not_seen"] == (["a"] if outcome == "right" else [])
 
 
-def test_a_rejected_term_becomes_code(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rejected_term_becomes_code(monkeypatch: pytest.MonkeyPatch, card: Card) -> None:
     """``emit`` refuses what the judge rejects, and so it has to be told."""
     program = next(p for n, p in mutants(term("plain")) if n.startswith("drop arrive full"))
     with pytest.raises(IllegalScheduleError):
@@ -373,9 +217,18 @@ def test_a_rejected_term_becomes_code(monkeypatch: pytest.MonkeyPatch) -> None:
     def made(program: Program, **how: Any) -> str:
         return emit(program, "sm_90a", how["sizes"], unchecked=how["unchecked"])
 
-    monkeypatch.setattr("tinygpu.codegen.run.launch.Kernel", made)
+    card.kernels(made)
     monkeypatch.setattr("tinygpu.codegen.run.validation.validate", lambda text, _, seed: len(text))
     problem = Problem.of(program.operation, m=64, n=64, k=64)
     packed = base64.b64encode(pickle.dumps((program, problem))).decode()
     answer = hopper_mutants._answer({"do": "run", "program": packed})
     assert all(errors > 100 for errors in answer["errors"])
+
+
+def test_controls_are_rejected() -> None:
+    """Those of the sanitizer, which are wrong on purpose."""
+    found = list(controls())
+    assert len(found) == len(CONTROLS)
+    for tool, _, program, _, _ in found:
+        assert tool in TOOLS
+        assert not verdict(program).legal
