@@ -22,6 +22,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from tests.fake_gpu import Card
+from tests.test_dispatch import few
 from tinygpu.cli import app
 from tinygpu.codegen.run import build, measure
 from tinygpu.codegen.run.build import Builders
@@ -543,14 +544,15 @@ def test_schedules_are_measured_beside_the_best_algorithm(simt: Space, fake: Fak
 
 def test_a_script_tunes_a_problem_as_the_command_does(fake: Fake, card: Card) -> None:
     """Given the problem alone: machines, ranking, the measuring process and the climb follow."""
-    effort, shown = Effort(seconds=8, evaluations=6, finalists=2), list[str]()
+    effort, shown = Effort(seconds=30, evaluations=6, finalists=2), list[str]()
 
     @contextmanager
     def watch(text: str) -> Iterator[Callable[..., None]]:
         shown.append(text)
         yield lambda *_: None
 
-    machines = [MACHINES["simt"], MACHINES["elementwise"]]  # which does no matmul
+    tuned = {name: (choice,) for name, choice in LADDER["tuned"].items()}
+    machines = [few(Simt, {**tuned, **OPEN}), MACHINES["elementwise"]]  # which does no matmul
     found = tune(PROBLEM, device=DEVICE, machines=machines, effort=effort, watch=watch)
     assert {c.schedule.machine for c, _ in found.finalists} == {"simt"}
     assert found.first in {c.schedule for c, _ in found.finalists}
