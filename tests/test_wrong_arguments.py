@@ -17,7 +17,7 @@ from tinygpu.machines import MACHINES
 from tinygpu.machines.simt import LADDER, Simt
 from tinygpu.search.tuning.climb import Effort
 from tinygpu.term.access_map import Access, Affine, number_text, registers
-from tinygpu.term.builder import Held, Kernel
+from tinygpu.term.builder import Kernel
 from tinygpu.term.expression import value
 from tinygpu.term.machine import Choice, Machine, instructions
 from tinygpu.term.operation import Operand, Operation, Problem, Reduction, elementwise, matmul
@@ -145,8 +145,7 @@ def test_a_number_where_a_form_belongs(statement: Callable[[], object]) -> None:
 
 
 def test_registers_take_no_pattern() -> None:
-    kernel = Kernel("mine", matmul())
-    held = Held(kernel, registers("x", "f32"), ())
+    held = Kernel("mine", matmul()).registers("x", "f32")
     with pytest.raises(ProgramError, match=r"x: registers take no pattern; k.each goes"):
         held["i = v"]  # type: ignore[index]
 

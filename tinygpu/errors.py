@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import linecache
+import re
 import reprlib
 from collections.abc import Iterable
 from typing import ClassVar
@@ -22,6 +24,7 @@ __all__ = [
     "StoreError",
     "TinyGpuError",
     "WishError",
+    "at_line",
     "nearest",
     "out_of_memory",
     "raised",
@@ -139,6 +142,18 @@ def require_names(what: str, names: object, error: type[TinyGpuError]) -> None:
     assert isinstance(names, tuple)
     for name in names:
         require_kind(f"{what}: {reprlib.repr(names)}", name, str, error)
+
+
+def at_line(where: tuple[str, int], text: str, word: str) -> ProgramError:
+    """Return an error that shows a line of the user's, and the last place of a word in it."""
+    file, number = where
+    message = f"{file.rpartition('/')[2]}:{number}: {text}"
+    if source := linecache.getline(file, number).strip():
+        message += f"\n    {source}"
+        places = [m.start() for m in re.finditer(rf"\b{re.escape(word)}\b", source)]
+        if word and places:
+            message += f"\n    {' ' * places[-1]}{'^' * len(word)}"
+    return ProgramError(message)
 
 
 def raised(error: Exception) -> str:

@@ -16,11 +16,20 @@ from typing import Any
 from tinygpu.isa.memory import DTYPES, GMEM, L2, REGISTERS, SMEM
 from tinygpu.machines.tiles import ROW_BYTES, ring, tile_requirements
 from tinygpu.term.builder import Held, Kernel
-from tinygpu.term.machine import Choice, Machine, Requirement, Value, instructions
+from tinygpu.term.machine import Choice, Machine, Measured, Requirement, Value, instructions
 from tinygpu.term.operation import ACC, Operation
 from tinygpu.term.program import select
 
 __all__ = ["STARTS", "Hopper"]
+
+
+_MOST_SUMS = Measured(
+    ("ctas_per_sm", "consumers"),
+    {(1, 1): 216, (1, 2): 200, (1, 3): 96, (2, 1): 128, (2, 2): 48, (2, 3): 32},
+    "ptxas 13.0: the most with which it does not serialise products (C7511); of the registers that "
+    "a thread enters with a product's own, columns / 2, and about 26 more are there from the start",
+)
+"""Registers of sums of a consumer's thread."""
 
 
 class Hopper(Machine):
@@ -81,13 +90,6 @@ class Hopper(Machine):
         x, y = (b, a) if d.swap else (a, b)
         majors, slabs, parts = tile_requirements(x, y, (d.tile_m, d.tile_n), d, lines=1)
         held = rows // 64 * columns // 2
-        # what ptxas 13.0 takes without serialising products, of the registers that a thread enters
-        # with: a product's own (columns / 2) and about 26 more have to be there from the start
-        most = select(
-            d.ctas_per_sm == 2,
-            select(d.consumers == 1, 128, select(d.consumers == 2, 48, 32)),
-            select(d.consumers == 1, 216, select(d.consumers == 2, 200, 96)),
-        )
         span, stored = (64 if d.swap else d.store_n) * out, columns // d.cluster_k
         packed = (span & (span - 1) == 0) & (span >= 16) & (span <= ROW_BYTES)
         packed = packed | (span % 32 == 16)
@@ -107,7 +109,7 @@ class Hopper(Machine):
             parts,
             Requirement(
                 "accumulators",
-                held <= most,
+                held <= _MOST_SUMS.at(d),
                 "sums leave a consumer's threads registers to work with",
                 "lower tile_n or tile_m, or raise consumers",
             ),

@@ -33,6 +33,8 @@ from abc import ABC
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import reduce
+from operator import and_
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, overload
@@ -57,6 +59,7 @@ __all__ = [
     "Choice",
     "Chosen",
     "Machine",
+    "Measured",
     "Requirement",
     "Value",
     "arithmetic",
@@ -115,6 +118,28 @@ class Choice:
 
     def __repr__(self) -> str:
         return f"{self.name} in {', '.join(map(str, self.values))}"
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A measured table: a number for each choice of values of some decisions, and its source.
+
+    >>> most = Measured(("ctas", "warps"), {(1, 4): 216, (2, 4): 128}, "ptxas 13.0")
+    >>> most.at(Chosen({"ctas": 2, "warps": 4}))
+    128
+    """
+
+    decisions: tuple[str, ...]
+    numbers: Mapping[tuple[Value, ...], int]
+    source: str
+
+    def at(self, choose: Any) -> Any:
+        """Return the number of what is chosen, an int or an array; 0 where nothing is measured."""
+        chosen = [getattr(choose, name) for name in self.decisions]
+        return sum(
+            reduce(and_, (one == value for one, value in zip(chosen, values, strict=True))) * n
+            for values, n in self.numbers.items()
+        )
 
 
 class Chosen:

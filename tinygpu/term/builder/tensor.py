@@ -1,0 +1,440 @@
+"""Tensor instructions: TMA, matrices of 8 x 8, tensor memory, and products of tiles.
+
+A tile that TMA writes and a product reads lies in shared memory as slabs of 128 B rows.  Such an
+instruction has modes of its own: what the PTX ISA fixes of a product's rows, columns and k.
+
+Source: PTX ISA 9, "mma", "wgmma", "tcgen05", "cp.async.bulk.tensor".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from tinygpu.isa.instruction import Instruction
+from tinygpu.isa.instructions import INSTRUCTIONS
+from tinygpu.isa.memory import DTYPES
+from tinygpu.term import program as term
+from tinygpu.term.builder.digits import LoopIndex, Number, differ, error
+from tinygpu.term.builder.memory import Arithmetic, Array, Held, Piece, across, fitting, piece_of
+from tinygpu.term.builder.synchronisation import BarrierUse
+from tinygpu.term.operation import Operation
+from tinygpu.term.program import Access, Affine, Buffer, Statement, select, var
+from tinygpu.term.tensor_memory import LANES, RowLanes
+
+__all__ = ["TensorInstructions"]
+
+_SLAB_BYTES = 128  # the widest swizzle
+_SLICE_BYTES, _PAIR = 32, 2  # spec: PTX ISA, a product's k in bytes; neighbours in a register
+_REGISTER_BYTES = 4
+_SHARE = re.compile(r"\s*(\w+) by (\w+)\s*")
+_TMA_STORE = INSTRUCTIONS["cp.async.bulk.tensor.global"]
+_EACH = "every thread would issue it"
+
+
+class TensorInstructions(Arithmetic):
+    """Instructions of a warp, a warpgroup or one thread that move or multiply tiles."""
+
+    def __init__(self, name: str, operation: Operation) -> None:
+        super().__init__(name, operation)
+        self._lanes: dict[str, tuple[RowLanes, str, str]] = {}
+        """Of a digit of rows in tensor memory the lanes, the digit of halves, and the pair."""
+
+    def tmem(
+        self, name: str, dtype: str, rows: str, columns: str, *, stages: Number, pair: str = "",
+        halves: str = "",
+    ) -> Array:  # fmt: skip
+        """Declare a ring of tiles in tensor memory: the sums of products, or their first factor.
+
+        Rows go by lanes, as ``tinygpu.term.tensor_memory`` says; ``pair`` counts two CTAs that
+        multiply together, and have as many rows each.  Columns that are loaded are said as
+        tn = (half .. column): ``halves`` names the digit half, which counts to 2 where 64 rows of
+        a pair have columns in two halves of the lanes, and else to 1.
+        """
+        for digit in (rows, columns):
+            self._digits.require(digit)
+        if pair:
+            self._digits.require_by("tmem", pair, "the cluster")
+        lanes = RowLanes(self._digits.extent(rows), bool(pair))
+        if halves:
+            self._digits.declare(halves, "a tile", lanes.halves)
+        self._lanes.setdefault(rows, (lanes, halves, pair))
+        wide = self._digits.extent(columns) // lanes.halves
+        buffer = Buffer(
+            self._free(name), "tmem", dtype, (LANES, wide), (wide, 1), stages, LANES * wide
+        )
+        self._lay_out(buffer)
+        return Array(self._digits, buffer, (rows, columns), ring=True)
+
+    def ldmatrix(self, into: Held, part: Piece) -> None:
+        """Read matrices of 8 x 8 from shared memory into registers, a warp at a time.
+
+        The pattern says what each lane gets: along the tile's lines it ends in a quad of lanes and
+        their own pair, or with a group of 8 lanes, and then the matrices are turned (.trans).
+        """
+        self._each_thread("ldmatrix")
+        digits = self._digits.joined(self._placed(part)[1])
+        held = fitting(into, part.array.dtype, digits, f"{part.array.name} is read as")
+        if part.array.buffer.level != "smem":
+            raise error(f"ldmatrix: {part.array.name} is not in shared memory", "ldmatrix")
+        self._move_matrices("ldmatrix", part, held)
+
+    def stmatrix(self, part: Piece, held: Held) -> None:
+        """Store matrices of 8 x 8 to shared memory: ``ldmatrix`` the other way."""
+        self._each_thread("stmatrix")
+        self._move_matrices("stmatrix", part, held)
+
+    def _move_matrices(self, name: str, part: Piece, held: Held) -> None:
+        place, modes = self._placed(part)
+        how = "" if self._digits.counted(place.last) else "trans"
+        there, wide = self._access(part, place, modes), self._vector(part, place, None)
+        to, of = (held, there) if name == "ldmatrix" else (there, held)
+        self._do(INSTRUCTIONS[name], to, of, modes, place, vector=wide, variant=how)
+
+    def tma(
+        self, tile: Piece | Array, part: Piece, *, signal: BarrierUse, share: str = "",
+        trim: bool = True,
+    ) -> None:  # fmt: skip
+        """Copy a tile from global memory by TMA; its bytes land at the barrier ``signal``.
+
+        With ``share`` = "tm by rank_n" each of the CTAs that rank_n counts loads a part of tm, and
+        sends it to all of them.  Of a tile's lines those beyond the array's end are left out
+        (``trim``), if no sum goes over them; else zeros are loaded.
+        """
+        tile = piece_of(tile)
+        array, place = tile.array, self._place(part)
+        self._elects("tma", array, part, array.slab)
+        lines, wide = array.axes
+        slab, extents = array.slab, {d: self._digits.extent(d) for d in array.axes}
+        here, shared, rank = Affine(), "", ""
+        written = any(part.array.axes[-2] in o.axes for o in self.op.outputs)
+        if share:
+            match = _SHARE.fullmatch(share)
+            row = lines if written else wide
+            if not match or match[1] not in (lines, row) or not self._digits.by(match[2]):
+                raise error(f'tma: share {share!r} is not as "{row} by rank"', "share")
+            shared, rank = match.groups()
+            self._digits.require_by("tma", rank, "the cluster")
+            extents[shared] = extents[shared] // self._digits.extent(rank)
+            here = var(rank, extents[shared])
+        before = (0,) * (len(part.array.axes) - 2)  # a batch's
+        access = replace(self._access(part, place, ()), thread=())
+        moved = [*access.origin[:-2], *(
+            o + here if digit == shared else o
+            for o, digit in zip(access.origin[-2:], array.axes, strict=True)
+        )]  # fmt: skip
+        steps = tuple((*before, *each) for each in ((0, 1), (1, 0), (0, slab)))
+        guard, trimmed = (True,) * len(moved), trim and written
+        there = replace(access, value=steps, origin=tuple(moved), guard=guard, trimmed=trimmed)
+        to = (here, Affine(), Affine())
+        if shared == wide:
+            to = (Affine(), Affine(), var(rank, extents[wide] // slab))
+        within, index = ((0, 1, 0), (1, 0, 0), (0, 0, 1)), tile.whole_use
+        inside = Access(array.buffer, within, origin=to, index=index)
+        values = (slab, extents[lines], extents[wide] // slab)
+        copy = INSTRUCTIONS["cp.async.bulk.tensor"]
+        landing = (signal.barrier, signal.index)
+        self._append(term.Do(copy, inside, (there,), values, signal=landing, multicast=rank))
+
+    def tma_store(self, part: Piece, tile: Piece | Array, *, by: Instruction = _TMA_STORE) -> None:
+        """Copy a tile to global memory by TMA; ``k.commit("bulk")`` ends a group of such.
+
+        ``by``: another instruction that takes a tile from shared memory, such as one that adds.
+        """
+        tile = piece_of(tile)
+        array, place = tile.array, self._place(part)
+        self._elects("tma_store", array, part, not array.slab and len(array.axes) in (2, 3))
+        row, column, *slabs = array.axes
+        if any(digit not in place.steps for digit in slabs):
+            text = f"tma_store: {array.name} has {slabs[0]}, and the pattern of {part.array.name}"
+            raise error(f"{text} has not", part.array.name)
+        modes, guard = (column, row, *slabs), (True,) * len(part.array.axes)
+        there = replace(self._access(part, place, modes), thread=(), guard=guard)
+        within = ((0, 1, 0), (1, 0, 0), (0, 0, 1)) if slabs else ((0, 1), (1, 0))
+        read = Access(array.buffer, within, index=tile.whole_use)
+        self._append(term.Do(by, there, (read,), self._digits.extents(modes)))
+
+    def _elects(self, what: str, array: Array, part: Piece, swizzled: object) -> None:
+        """Raise ProgramError unless one thread copies a tile of an array."""
+        self._one_thread(what, _EACH)
+        if not swizzled or len(part.array.axes) < 2:
+            raise error(f"{what}: {array.name} is no tile with the swizzle it needs", array.name)
+        for axis, digit in zip(part.array.axes[-2:], array.axes[:2], strict=True):
+            *others, last = self._digits.expanded(part.equations, axis)
+            others = [d for d in others if d not in array.axes[2:]]
+            if last != digit or any(map(self._digits.counted, others)):
+                text = f"{what}: {part.array.name}'s axis {axis} has to end in {digit}, as the tile"
+                raise error(f"{text} {array.name} has it", part.array.name)
+
+    def mma(self, sums: Held, x: Held, y: Held) -> None:
+        """Add a warp's products of slices by mma.sync, by the names of the registers' digits.
+
+        ``sums`` has blocks of rows, blocks of columns, a half (of 16 rows) and a pair of columns; x
+        blocks of rows, half, half of k, word (what of k is in one register); y blocks of columns,
+        half of k, word.
+        """
+        self._each_thread("mma")
+        rows, along = (tuple(d for d in x.digits if (d in y.digits) == both) for both in (0, 1))
+        columns = tuple(d for d in y.digits if d not in x.digits)
+        pair = tuple(d for d in sums.digits if d not in (*rows, *columns))
+        counts = tuple(map(len, (rows, columns, along, pair)))
+        if set(sums.digits) != {*rows, *columns, *pair} or counts != (2, 1, 2, 1):
+            got = " * ".join(" ".join(held.digits) for held in (x, y))
+            text = f"mma: {' '.join(sums.digits)} += {got}; it computes"
+            text += " far near half pair += far half deep word * near deep word"
+            raise error(text, "mma")
+        modes = (*pair, rows[1], along[0], *columns, rows[0])
+        # what fills a register alone serves both of a pair of sums
+        first = along[1] if DTYPES[x.buffer.dtype].bytes < _REGISTER_BYTES else ""
+        left, right = (self._own(held, (first, *modes[1:])) for held in (x, y))
+        total, multiply = self._own(sums, modes), INSTRUCTIONS["mma.sync"]
+        reads, values = (left, right, total), self._digits.extents(modes)
+        self._append(term.Do(multiply, total, reads, values, variant="fma"))
+
+    def wgmma(
+        self, sums: Held, x: Held | Piece | Array, y: Piece | Array, *, fresh: LoopIndex | bool
+    ) -> None:
+        """Add the product of two tiles, by the digits of the sums; where ``fresh`` is 0, set it.
+
+        Patterns say how digits count: x["tm = (.. warp half octet)"] the rows, y["tn = (.. group
+        quad pair)"] the columns.  x may lie in registers, 16-bit values by rows and two digits of
+        k; y's pattern then says how those count k, with the quad of threads: "tk = (group quad
+        pair)".  ``fresh`` True sets the sums, False adds to them.
+        """
+        self._warpgroup("wgmma")
+        self._each_thread("wgmma")
+        x, y = x if isinstance(x, Held) else piece_of(x), piece_of(y)
+        slab, threads = y.array.slab, self._digits.threads
+        if not slab or (isinstance(x, Piece) and x.array.slab != slab):
+            raise error("wgmma: both tiles need swizzle=128", "wgmma")
+        if isinstance(fresh, LoopIndex):
+            self._digits.in_scope(fresh)
+        row_axis, depth, column_axis = self._factors(x, y)
+        columns, along = (self._digits.along(axis, y.equations)[0] for axis in (column_axis, depth))
+        if isinstance(x, Piece):
+            rows = self._digits.along(row_axis, x.equations)[0]
+        else:
+            rows = dict.fromkeys((d for d in x.digits[::-1] if d not in along), 0)
+        half, far, pair, groups = self._of_sums(sums, rows, columns)
+        step, many = _SLICE_BYTES * slab // _SLAB_BYTES, self._digits.extent(depth)
+        slices, slabs = slab // step, many // slab
+        still, more = (0, 0, 0), len(groups) * 2
+        if isinstance(x, Piece):
+            counts, of_k = [step], [across(y.array, depth, 1)]
+            left = Access(
+                x.array.buffer,
+                (across(x.array, depth, 1), still, across(x.array, row_axis, rows[half]),
+                 *(still,) * more),
+                tuple(across(x.array, row_axis, rows.get(d, 0)) for d in threads),
+                self._origin(x.array, {row_axis: {**self._moving(rows), "block": rows.get(far, 0)},
+                                       depth: {"slab": slab, "slice": step}}),
+                x.use,
+            )  # fmt: skip
+        else:
+            word, deep, quad = self._of_depth(x, along, (half, far))
+            counts = [self._digits.extent(word), self._digits.extent(quad), _PAIR]
+            of_k = [across(y.array, depth, along[d]) for d in (word, quad, deep)]
+            if y.array.axes[-1] != depth:  # a line for each of k, as many as there are
+                slices, slabs = -(-many // step), 1
+            at = {far: var("block"), deep: var("slab", slab * _PAIR // step) + var("slice", _PAIR)}
+            left = self._own(x, (word, "", deep, "", half, *("",) * more), len(threads), at)
+        each = (self._in_slabs(y.array, column_axis, columns[d], d) for d in groups)
+        modes = [mode for both in each for mode in both]
+        right = Access(
+            y.array.buffer,
+            (*of_k, across(y.array, column_axis, columns[pair]), still, *(s for _, s, _ in modes)),
+            tuple(across(y.array, column_axis, columns.get(d, 0)) for d in threads),
+            self._origin(y.array, {column_axis: self._moving(columns),
+                                   depth: {"slab": slab, "slice": step}}),
+            y.use,
+        )  # fmt: skip
+        of_sums = (*("",) * len(counts), pair, half, *groups)
+        total = self._own(sums, of_sums, len(threads), {far: var("block")})
+        first, steps = len(counts) + _PAIR, (times for *_, times in modes)
+        twice = (step for step in total.value[first:] for _ in range(2))
+        values = (tuple(n * s for s in step) for n, step in zip(steps, twice, strict=True))
+        total = replace(total, value=(*total.value[:first], *values))
+        anew = (fresh.affine if isinstance(fresh, LoopIndex) else Affine()) + var("slab")
+        extents = (*counts, *self._digits.extents((pair, half)), *(n for n, *_ in modes))
+        body: Statement = term.Do(
+            INSTRUCTIONS["wgmma"], total, (left, right, total), extents,
+            self._digits.extents(threads), variant="fma",
+            fresh=None if fresh is False else anew + var("slice"),
+        )  # fmt: skip
+        blocks = self._digits.extent(far) if far else 1
+        for name, count in (("block", blocks), ("slice", slices), ("slab", slabs)):
+            body = term.For(name, count, (body,), unrolled=True)
+        self._append(term.Fence("wgmma"), body, term.Commit("wgmma"))
+
+    def _factors(self, x: Held | Piece, y: Piece) -> tuple[str, str, str]:
+        """Return the axes of a product: its rows (none in registers), its sum's, its columns."""
+        if isinstance(x, Piece):
+            rows, depth = _by_k(x, y)
+            columns, other = _by_k(y, x)
+            if depth == other and not {depth} & {*x.equations, *y.equations}:
+                return rows, depth, columns
+            got = f"{' '.join(x.array.axes)} * {' '.join(y.array.axes)}"
+            raise error(f"wgmma: {got}; it multiplies tm tk * tn tk, all of tk", "wgmma")
+        own = {*x.digits}
+        for depth, columns in (y.array.axes, y.array.axes[::-1]):
+            if own & {*self._digits.along(depth, y.equations)[0]}:
+                return "", depth, columns
+        text = f"wgmma: no digit of {x.name} counts {' or '.join(y.array.axes)} of {y.array.name}"
+        raise error(f"{text}; say how in a pattern of that", "wgmma")
+
+    def _of_sums(
+        self, sums: Held, rows: Mapping[str, Number], columns: Mapping[str, Number]
+    ) -> tuple[str, str, str, list[str]]:
+        """Return the digits of sums: half, far (or none), pair, groups, fastest first."""
+        down, right = (list(filter(self._digits.counted, digits)) for digits in (rows, columns))
+        half, far = (*down, "", "")[:2]
+        pair, *groups = (*right, *[""] * (not right))
+        if {*sums.digits} != {*down, *right} or not half or not groups or len(down) > 2:
+            got = f"{' '.join(sums.digits)} += ({' '.join(rows)}) * ({' '.join(columns)})"
+            text = f"wgmma: {got}; rows are (far half) of the sums' digits, columns (group pair)"
+            raise error(f"{text}, fastest last: write patterns as tm = (far warp half octet)",
+                             "wgmma")  # fmt: skip
+        return half, far, pair, groups
+
+    def _of_depth(
+        self, x: Held, along: Mapping[str, Number], rows: tuple[str, ...]
+    ) -> tuple[str, str, str]:
+        """Return the digits that count k in registers: word, deep, and the quad of threads."""
+        digits = list(filter(self._digits.counted, along))
+        quads = [d for d in along if self._digits.by(d) == "threads"]
+        if len(digits) != 2 or len(quads) != 1 or {*x.digits} != {*digits, *filter(None, rows)}:
+            text = f"wgmma: {x.name} has {' '.join(x.digits)}, and ({' '.join(along)}) counts k"
+            raise error(f"{text}; they have to be a digit, a quad and a pair", "wgmma")
+        return digits[0], digits[1], quads[0]
+
+    def _moving(self, steps: Mapping[str, Number]) -> dict[str, Number]:
+        """Return the steps of digits that neither threads nor an instruction count."""
+        return {d: s for d, s in steps.items()
+                if not self._digits.counted(d) and self._digits.by(d) != "threads"}  # fmt: skip
+
+    def _origin(self, array: Array, axes: Mapping[str, Mapping[str, Number]]) -> tuple[Affine, ...]:
+        """Return where a slabbed tile's part begins, by the steps of variables along its axes."""
+        found = [Affine()] * 3
+        for axis, steps in axes.items():
+            for name, step in steps.items():
+                for d, one in enumerate(across(array, axis, step)):
+                    if not isinstance(one, int) or one:
+                        found[d] = found[d] + var(name, one)
+        return tuple(found)
+
+    def _in_slabs(
+        self, array: Array, axis: str, step: Number, digit: str
+    ) -> list[tuple[Number, tuple[Number, ...], Number]]:
+        """Return a digit as two modes, in a slab and beyond: extent, way, steps of the digit."""
+        extent, near = self._digits.extent(digit), self._digits.extent(digit)
+        if array.axes[-1] == axis:
+            room = select(step < array.slab, array.slab // step, 1)
+            near = select(extent < room, extent, room)
+        if isinstance(near, int) and near < 1:
+            raise error(f"digit {digit}: has no elements; it needs one at least", digit)
+        ways = (across(array, axis, step), across(array, axis, step * near))
+        beyond = extent // select(np.less(near, 1), 1, near)  # 0: of a point that is not legal
+        return [(near, ways[0], 1), (beyond, ways[1], near)]
+
+    def tcgen05_mma(self, sums: Piece, x: Piece, y: Piece, *, fresh: LoopIndex) -> None:
+        """Add the product of two tiles, tm tn += tm tk * part tk; where ``fresh`` is 0, set it.
+
+        x lies in shared memory, or in tensor memory as the sums do.  Of a pair each CTA has its
+        rows of x and sums, and one of two parts of y's columns; the first multiplies for both.
+        """
+        self._one_thread("tcgen05_mma", _EACH)
+        rows, depth = _by_k(x, y)
+        columns, other = _by_k(y, x)
+        total, (lanes, _, pair) = sums.array.axes, self._in_lanes(sums, "tcgen05_mma")
+        part, parts = self._digits.extent(columns), 2 if pair else 1
+        wrong = differ(part * parts, self._digits.extent(total[1]))
+        if (depth, rows) != (other, total[0]) or wrong:
+            got = f"{' '.join(total)} += {rows} {depth} * {columns} {other} ({parts} CTAs)"
+            text = f"tcgen05_mma: {got}; it computes tm tn += tm tk * part tk"
+            raise error(text, "tcgen05_mma")
+        in_tmem, slab = x.array.buffer.level == "tmem", y.array.slab
+        if not slab or (x.array.slab != slab and not in_tmem):
+            raise error("tcgen05_mma: tiles in shared memory need swizzle=128", "tcgen05_mma")
+        self._digits.in_scope(fresh)
+        step, near = _SLICE_BYTES * slab // _SLAB_BYTES, lanes.near
+        within, at, still = var("slice", step), var("slab"), ((0, 0, 0),) * 3
+        along = var("slab", slab) + within
+        wide = slab if y.array.axes[-1] == columns else part
+        of_y: tuple[tuple[Number, ...], ...] = ((0, 1, 0), (1, 0, 0), (wide, 0, 0))
+        from_y: tuple[Affine, ...] = (Affine(), within, at)
+        if y.array.axes[-1] == columns:
+            of_y, from_y = ((1, 0, 0), (0, 1, 0), (0, 0, 1)), (along, Affine(), Affine())
+        of_x: tuple[tuple[Number, ...], ...] = ((0, 1, 0), *still, (1, 0, 0), (near, 0, 0))
+        from_x: tuple[Affine, ...] = (Affine(), within, at)
+        if in_tmem:
+            of_x, from_x = tuple(each[:2] for each in of_x), (Affine(), along)
+        elif x.array.axes[-1] == rows:  # a slab has those of all near lanes
+            of_x = ((1, 0, 0), *still, (0, 1, 0), (0, near % slab, near // slab))
+            from_x = (along, Affine(), Affine())
+        folded = lanes.halves == 2
+        half = (select(folded, LANES // 2, 0), select(folded, 0, part))
+        into = Access(
+            sums.array.buffer, ((0, 0), (0, 1), (0, wide), half, (1, 0), (lanes.apart, 0)),
+            index=sums.whole_use,
+        )  # fmt: skip
+        left = Access(x.array.buffer, of_x, origin=from_x, index=x.whole_use)
+        right = Access(y.array.buffer, (*of_y, *still), origin=from_y, index=y.whole_use)
+        values = (step, wide, part // wide, parts, near, self._digits.extent(rows) // near)
+        body: Statement = term.Do(
+            INSTRUCTIONS["tcgen05.mma"], into, (left, right, into), values, variant="fma",
+            multicast=pair, fresh=fresh.affine + at + var("slice"),
+        )  # fmt: skip
+        for name, count in (("slice", slab // step), ("slab", self._digits.extent(depth) // slab)):
+            body = term.For(name, count, (body,), unrolled=True)
+        self._append(body)
+
+    def tcgen05_cp(self, to: Piece, tile: Piece) -> None:
+        """Copy a swizzled tile that lies along k to tensor memory, for ``tcgen05_mma``."""
+        self._one_thread("tcgen05_cp", _EACH)
+        self._in_lanes(to, "tcgen05_cp")
+        slab, (rows, depth) = tile.array.slab, to.array.axes
+        if not slab or {*tile.array.axes} != {rows, depth}:
+            text = f"tcgen05_cp: {to.array.name} has {rows} {depth}; {tile.array.name} needs them,"
+            raise error(f"{text} and swizzle=128", "tcgen05_cp")
+        step = _SLICE_BYTES * slab // _SLAB_BYTES
+        into = ((0, 1), (1, 0), (0, step), (0, slab))
+        of = ((0, 1, 0), (1, 0, 0), (0, step, 0), (0, 0, 1))
+        write = Access(to.array.buffer, into, index=to.whole_use)
+        read = Access(tile.array.buffer, of, index=tile.whole_use)
+        values = (step, self._digits.extent(rows), slab // step, self._digits.extent(depth) // slab)
+        self._append(term.Do(INSTRUCTIONS["tcgen05.cp"], write, (read,), values))
+
+    def tcgen05_ld(self, part: Piece, *, name: str = "taken") -> Held:
+        """Load columns of sums in tensor memory: each thread of a warpgroup those of its lane."""
+        self._warpgroup("tcgen05_ld")
+        lanes, half, _ = self._in_lanes(part, "tcgen05_ld")
+        array, (rows, columns) = part.array, part.array.axes
+        first, *others = self._digits.expanded({columns: (columns,), **part.equations}, columns)
+        if first != half or not others or any(map(self._digits.counted, others[:-1])):
+            text = f"tcgen05_ld: {columns} of {array.name} has to be ({half or 'halves'} .. column)"
+            raise error(f"{text}, as k.tmem declares it with halves=", array.name)
+        *others, column = others
+        origin, step = Affine(), self._digits.extent(column)
+        for digit in reversed(others):
+            origin, step = var(digit, step) + origin, step * self._digits.extent(digit)
+        held = self._rows(name, array.dtype, (half, rows, column), lanes)
+        write, values = self._in_full(held)
+        read = Access(array.buffer, write.value, (), (Affine(), origin), part.use)
+        self._append(term.Do(INSTRUCTIONS["tcgen05.ld"], write, (read,), values))
+        return held
+
+    def _in_lanes(self, tile: Piece, what: str) -> tuple[RowLanes, str, str]:
+        """Return where a tile's rows lie in tensor memory, its digit of halves, and the pair."""
+        if tile.array.buffer.level != "tmem":
+            name = tile.array.name
+            raise error(f"{what}: {name} lies not in tensor memory; declare k.tmem", name)
+        return self._lanes[tile.array.axes[0]]
+
+
+def _by_k(one: Piece, other: Piece) -> tuple[str, str]:
+    """Return the digit of a factor's rows or columns, and the one that both factors have."""
+    own, both = one.array.axes
+    return (both, own) if own in other.array.axes else (own, both)
