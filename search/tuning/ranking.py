@@ -138,7 +138,7 @@ def _climbed(
     until: Deadline,
     watch: Watch,
 ) -> Iterator[Ranking | IllegalScheduleError]:
-
+    """Yield what is climbed to in each of these spaces, what takes ``below`` or more left out."""
     if not spaces:
         return
     told: dict[str, tuple[int, int]] = {}
