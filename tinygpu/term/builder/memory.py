@@ -289,7 +289,7 @@ class DataMovement(Scopes):
         self._inside: dict[str, tuple[str, ...]] = {}  # equations that an Exit keeps inside
         self._guarded = dict.fromkeys(operation.axes, True)
         self._left = ""  # the array whose outside threads leave
-        self._places: dict[tuple[str, int], _Place] = {}
+        self._places: dict[tuple[str, int, str], _Place] = {}
         self._modes_of: dict[tuple[Any, ...], tuple[str, ...]] = {}
         self._ways: dict[tuple[Any, ...], Any] = {}  # of places, how threads and values go
         self._owned: dict[tuple[Any, ...], Any] = {}  # of registers, how values go
@@ -511,7 +511,7 @@ class DataMovement(Scopes):
     def _place(self, part: Piece) -> _Place:
         """Return the step of each digit in each dimension."""
         array, rank = part.array, len(part.array.axes)
-        key = (array.name, id(part.equations) if part.equations else 0)  # patterns are kept
+        key = (array.name, id(part.equations) if part.equations else 0, self._role)  # all are kept
         if key in self._places:
             return self._places[key]
         steps: dict[str, list[Number]] = {}
