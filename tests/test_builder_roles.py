@@ -23,8 +23,9 @@ from tinygpu.meaning.interpret import check
 from tinygpu.search.time.cost import cost
 from tinygpu.term.builder import Kernel, trace
 from tinygpu.term.expression import value
-from tinygpu.term.operation import matmul
-from tinygpu.term.program import Program, walk
+from tinygpu.term.operation import elementwise, matmul
+from tinygpu.term.program import Do, Program, walk
+from tinygpu.term.statement import each
 
 NT = matmul("bf16", layout="nt")
 HOPPER = MACHINES["hopper"]
@@ -319,3 +320,21 @@ def test_ctas_that_stay_say_where_tiles_begin() -> None:
 
     with pytest.raises(ProgramError, match=r"write `for tile in k.tiles"):
         trace("wrong", forward, NT)
+
+
+def test_a_second_role_that_reads_a_pattern_has_its_own_threads() -> None:
+    """No digit of the pattern is a thread's: a place kept for the first role had its 32."""
+
+    def forward(k: Kernel) -> None:
+        k.grid("block")
+        k.values(v=4)
+        at = "i = (block v)"
+        for name, warps in (("one", 1), ("two", 2)):
+            with k.role(name, warps=warps):
+                k.threads(**{f"{name}_thread": 32 * warps})
+                held = {x.name: k.load(x[at]) for x in k.inputs}
+                k.store(k.output[at], k.compute(k.op.epilogue, held))
+
+    roles = trace("twice", forward, elementwise("x + x")).roles
+    found = [[s.threads for s in each(role.body) if isinstance(s, Do)] for role in roles]
+    assert found == [[(32,), (), (32,)], [(64,), (), (64,)]]
