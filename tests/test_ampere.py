@@ -96,13 +96,14 @@ def test_products_of_fragments_are_the_product(kind: str, each: int) -> None:
     sums = held("mma", c, (2, 3, 1, 2, 2, 32))
     whole = (2, 3, 2, 2, 2, 32)
     flat = [np.broadcast_to(x, whole).reshape(-1, 32) for x in (left, right, sums)]
-    got = products((2, 2, 2, 3, 2), *flat, each=each).reshape(whole)
+    blocks = INSTRUCTIONS["mma.sync"].blocks_of("bf16" if each == 2 else "tf32")
+    got = products(blocks, (2, 2, 2, 3, 2), *flat).reshape(whole)
     np.testing.assert_allclose(got[:, :, 0], held("mma", a @ b.T + c, (2, 3, 2, 2, 32)))
     np.testing.assert_array_equal(got[:, :, 0], got[:, :, 1])
     with pytest.raises(ProgramError, match="2 \\* 2 \\* 2 of a thread"):
-        products((2, 2, 1, 3, 2), *flat)
+        products(blocks, (2, 2, 1, 3, 2), *flat)
     with pytest.raises(ProgramError, match="whole warps"):
-        products((2, 2, 2, 3, 2), *(x[:, :24] for x in flat))
+        products(blocks, (2, 2, 2, 3, 2), *(x[:, :24] for x in flat))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

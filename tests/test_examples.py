@@ -23,7 +23,7 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 MOST_LINES = {
     "first_machine": 45, "elementwise": 55, "rows": 25, "naive_matmul": 50, "transpose": 50,
     "rmsnorm": 65, "softmax": 55, "ring": 70, "cluster": 110,
-    "reduce": 115, "rmsnorm_matmul": 60, "softmax_of_product": 62,
+    "reduce": 115, "rmsnorm_matmul": 60, "softmax_of_product": 62, "fp64_tensor_cores": 70,
 }  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from examples.fp64_tensor_cores import BLOCKS, DMMA, Doubles
 from examples.reduce import REDUCE, SplitK
 from tests.hopper_terms import dos, rewritten
 from tests.test_interpret import ASYNC, simt
@@ -28,6 +29,7 @@ from tinygpu import (
     emit,
     load_device,
     matmul,
+    rank,
     verdict,
 )
 from tinygpu.cli import app
@@ -42,14 +44,16 @@ from tinygpu.codegen.run.interpretation import interpret
 from tinygpu.codegen.run.launch import Kernel as Launched
 from tinygpu.codegen.run.launch import gpu
 from tinygpu.codegen.run.measure import validate
-from tinygpu.errors import IllegalScheduleError, MachineError
+from tinygpu.errors import IllegalScheduleError, MachineError, ProgramError
+from tinygpu.isa.fragment import Fragment
 from tinygpu.isa.instruction import Instruction
 from tinygpu.isa.instructions import INSTRUCTIONS
 from tinygpu.isa.memory import GMEM, REGISTERS
 from tinygpu.legality.laws import check_schedule
 from tinygpu.legality.reach import Case, Clause, Place
+from tinygpu.machines.ampere import STARTS
 from tinygpu.search.time.cost import cost
-from tinygpu.term.machine import instructions
+from tinygpu.term.machine import Value, instructions
 from tinygpu.term.program import Commit, Do, Program, WaitGroup
 from tinygpu.term.schedule import to_json
 
@@ -464,3 +468,73 @@ def test_the_command_check_asks_for_the_code(right: bool, tmp_path: Path) -> Non
     result = CliRunner().invoke(app, ["check", str(saved), "--machine", f"{path}:Mine"])
     assert result.exit_code == (0 if right else 1), result.output
     assert ("by its code and" in result.output) == (not right)
+
+
+DOUBLES = matmul("f64", layout="nt")
+OF_DOUBLES: Mapping[str, Value] = {**STARTS["plain"], "stages": 3}
+
+
+def doubles(machine: Machine, **changes: Value) -> Program:
+    return Schedule.of(machine, {**OF_DOUBLES, **changes}).program(machine, DOUBLES)
+
+
+def test_a_warp_product_of_another_shape() -> None:
+    """By its fragments alone: laws, proofs, interpreter, time, search, code, emulator."""
+    for folder in ("tinygpu", "search", "codegen"):
+        for path in (ROOT / folder).rglob("*.py"):
+            assert DMMA.name not in path.read_text(encoding="utf-8"), path
+    problem, device = Problem.of(DOUBLES, m=4096, n=4096, k=4096), load_device("h100")
+    schedule, small = Schedule.of(Doubles(), OF_DOUBLES), {"m": 66, "n": 72, "k": 38}
+    assert check_schedule(schedule, Doubles(), problem, device) == ()
+    term = doubles(Doubles())
+    assert verdict(term).legal
+    assert check(term, small) == ()
+    assert computes(term).finding is None
+    assert computes(term).proved
+    assert interpret(term, small, arch="sm_90").right
+    text = emit(term, "sm_90")
+    assert assemble(text, "sm_90").registers
+    assert "mma.sync.aligned.m16n8k8.row.col.f64.f64.f64.f64 {" in text
+    time = cost(term, problem.sizes, device)
+    assert time.bottleneck == "tensor"
+    # 256 flop a cycle, of which warps reach what they reach of wgmma's rate
+    assert 2 * 4096**3 / time.seconds < 132 * 256 * device.clock_hz
+    found = rank(Space(Doubles(), problem, device), k=1)
+    assert found.best[0].seconds <= time.seconds
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"d": Fragment("", (16, 8), ((4, 0, 2), (8, 2, 0)), ((2, 0, 1), (2, 1, 0)))},
+        {"a": Fragment("", (16, 8), ((4, 0, 2), (8, 1, 0)), ((2, 8, 0), (2, 0, 1)))},
+        {"b": Fragment("", (8, 8), ((8, 0, 1), (4, 1, 0)), ((2, 4, 0),))},
+    ],
+)
+def test_blocks_whose_lanes_hold_other_elements_are_found(wrong: dict[str, Any]) -> None:
+    """By a law where values count otherwise, else by the values, of the term or of its code."""
+    blocks = replace(BLOCKS, **wrong)
+
+    class Wrong(Doubles):
+        product = replace(DMMA, blocks=(blocks,))
+        instructions = (*(i for i in Doubles.instructions if i is not DMMA), product)
+
+    schedule, problem = Schedule.of(Wrong(), OF_DOUBLES), Problem.of(DOUBLES, m=64, n=64, k=64)
+    try:
+        broken = check_schedule(schedule, Wrong(), problem, load_device("h100"))
+        found = check(doubles(Wrong()), problem.sizes)
+    except ProgramError:
+        return
+    assert broken or found
+
+
+def test_a_product_of_warps_says_its_blocks() -> None:
+    with pytest.raises(MachineError, match="0 blocks on the unit tensor, by each warp"):
+        replace(DMMA, blocks=())
+    with pytest.raises(MachineError, match="1 blocks on the unit fma"):
+        replace(DMMA, unit="fma")
+    with pytest.raises(ProgramError, match=r"mma\.sync\.f64 of f32: it multiplies f64"):
+        DMMA.blocks_of("f32")
+    deep = Fragment("", (16, 16), ((4, 0, 1), (8, 1, 0)), ((2, 8, 0), (2, 0, 4), (2, 0, 8)))
+    with pytest.raises(ProgramError, match="one of a kind"):
+        replace(BLOCKS, a=deep).steps("a")

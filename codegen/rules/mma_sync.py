@@ -9,6 +9,8 @@ Source: PTX ISA 9, "Warp-level matrix load instruction: ldmatrix", "mma.m16n8k16
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +20,7 @@ from tinygpu.codegen.kernel.loops import by_threads
 from tinygpu.codegen.kernel.scope import Scope, value_coordinates
 from tinygpu.codegen.rules.arithmetic import in_any_order
 from tinygpu.errors import ProgramError
-from tinygpu.isa.mma_sync import FRAGMENT_VALUES
+from tinygpu.isa.fragment import Blocks
 from tinygpu.term.program import Access, Do
 
 __all__ = ["ldmatrix", "mma", "rows_of", "stmatrix", "swizzled_points"]
@@ -26,7 +28,6 @@ __all__ = ["ldmatrix", "mma", "rows_of", "stmatrix", "swizzled_points"]
 Point = tuple[Access, tuple[int, ...], NDArray[np.int64]]
 Steps = tuple[int, ...]
 _ROWS, _LANES = 8, (4, 8)
-_DEPTH = {"bf16": 16, "f16": 16, "tf32": 8}  # spec: k of the mma of a type
 
 
 def rows_of(do: Do) -> tuple[Access, tuple[int, ...], int]:
@@ -111,25 +112,39 @@ def _matrices(
 
 
 def mma(kernel: KernelCode, do: Do, scope: Scope) -> None:
-    """mma.sync.m16n8k16 or k8: blocks row by row, every second backwards to share operands."""
+    """Emit a warp's products: blocks row by row, every second backwards to share operands.
+
+    Spelled as mma.sync with the shape and the types of the instruction's blocks.
+    """
     a, b, sums = (r for r in do.reads if isinstance(r, Access))
     columns, rows = (int(v) for v in do.values[3:])
-    kind = a.buffer.dtype
-    if tuple(do.values[:3]) != FRAGMENT_VALUES or b.buffer.dtype != kind or kind not in _DEPTH:
-        raise ProgramError(f"{do}: mma multiplies blocks of 16 x 8 of {', '.join(_DEPTH)}, of one")
-    alone = 1 if a.buffer.type.bytes == 2 else 2  # of tf32 both values of a pair are one register
-    left, right = (kernel.words(x, do.values, scope)[::alone] for x in (a, b))
+    kind, blocks = a.buffer.dtype, do.instruction.blocks_of(a.buffer.dtype)
+    if tuple(do.values[:3]) != blocks.values or b.buffer.dtype != kind:
+        raise ProgramError(f"{do}: a block is {' * '.join(map(str, blocks.values))} values of one")
+    words = [kernel.words(x, do.values, scope) for x in (a, b)]
     held, before = (kernel.cells(x, do.values, scope) for x in (do.write, sums))
-    if not in_any_order([(held[i], before[i]) for i in range(len(held)) if i % 8 < 4]):
+    of_a, of_b, of_d = (_registers(blocks, of) for of in ("a", "b", "d"))
+    many = prod(blocks.values)
+    if not in_any_order([(held[i], before[i]) for i in range(len(held)) if i % many in of_d]):
         raise ProgramError(f"{do}: a block's sums are those of another; let each add to its own")
+    m, n, k = blocks.shape
+    spelled = f"m{m}n{n}k{k}.row.col.{blocks.into}.{kind}.{kind}.{blocks.into}"
     for row in range(rows):
         order = range(columns)
         for column in reversed(order) if row % 2 else order:
-            first = (row * columns + column) * 8
-            d, c = (", ".join(x[first : first + 4]) for x in (held, before))
-            pairs = left[first // 2 : first // 2 + 4]
-            others = right[first // 2 : first // 2 + 4 : 2]
-            kernel.text.emit(
-                f"mma.sync.aligned.m16n8k{_DEPTH[kind]}.row.col.f32.{kind}.{kind}.f32 "
-                f"{{{d}}}, {{{', '.join(pairs)}}}, {{{', '.join(others)}}}, {{{c}}}"
+            first = (row * columns + column) * many
+            d, c = (", ".join(x[first + i] for i in of_d) for x in (held, before))
+            left, right = (
+                ", ".join(x[(first + i) // blocks.each] for i in of[:: blocks.each])
+                for x, of in zip(words, (of_a, of_b), strict=True)
             )
+            kernel.text.emit(
+                f"mma.sync.aligned.{spelled} {{{d}}}, {{{left}}}, {{{right}}}, {{{c}}}"
+            )
+
+
+def _registers(blocks: Blocks, operand: Literal["a", "b", "d"]) -> list[int]:
+    """Return which of a block's values an operand has, each once, in the order of its fragment."""
+    digits = np.indices(blocks.values[::-1]).reshape(3, -1)[::-1]
+    _, found = np.unique(np.array(blocks.steps(operand)) @ digits, return_index=True)
+    return [int(i) for i in found]

@@ -15,7 +15,8 @@
   elements along an axis and a size of s, the share s / (T e) of their lines is inside.
 
 >>> from tinygpu.devices.device import load_device
->>> mma_cycles(load_device("a100"))
+>>> from tinygpu.isa.instructions import INSTRUCTIONS
+>>> block_cycles(INSTRUCTIONS["mma.sync"].blocks_of("bf16"), load_device("a100"))
 2.0
 
 Sources: PTX ISA 9, "ldmatrix", "tcgen05.mma", "Tensor-map"; W. Luo et al., arXiv 2402.13499
@@ -26,28 +27,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import reduce
+from math import prod
 from typing import Any
 
 import numpy as np
 
 from tinygpu.devices.device import Device
+from tinygpu.isa.fragment import Blocks
 from tinygpu.search.time.fitted import FITTED
 from tinygpu.search.time.pattern import wavefronts
 from tinygpu.term.access_map import Access
 from tinygpu.term.program import Do, Program, select
 
 __all__ = [
-    "AT_ONCE", "MMA_LATENCY_CYCLES", "MMA_VALUES", "cluster_latency", "copy_cycles", "fill_rate",
-    "home_cycles", "matrices", "mbarrier_latency", "mma_cycles", "product_cycles", "row_sectors",
+    "AT_ONCE", "MMA_LATENCY_CYCLES", "block_cycles", "cluster_latency", "copy_cycles", "fill_rate",
+    "home_cycles", "matrices", "mbarrier_latency", "product_cycles", "row_sectors",
     "sectors_of_warp", "share_inside", "smem_width", "tma_latency", "touches_smem",
     "transfer_cycles",
 ]  # fmt: skip
 
 Numbers = Any
 AT_ONCE = 4  # spec: matrices of one ldmatrix.x4
-MMA_VALUES = 8  # spec: pair, half, half of k: what a statement counts in one mma
 MMA_LATENCY_CYCLES = 24.0  # published: arXiv 2402.13499
-_FLOP = 2 * 16 * 8 * 16
 _SHARE = {"sm_90a": 0.65, "sm_90": 0.65}  # published: 494 of 757 TFLOP/s, arXiv 2402.13499
 _WRITE_BYTES = 64
 _HOME_BYTES_PER_CYCLE = 32.0  # fitted: 112 kernels of an H100, 2026-11-25 (docs/decisions.md)
@@ -75,13 +76,13 @@ def fill_rate(device: Device) -> float:
     return device.fill_bytes_per_cycle_per_sm * FITTED["fill_share"]
 
 
-def mma_cycles(device: Device) -> float:
-    """Return for how many cycles one mma.m16n8 of either type keeps an SM's tensor cores busy.
+def block_cycles(blocks: Blocks, device: Device) -> float:
+    """Return for how many cycles a warp's product of one block keeps an SM's tensor cores busy.
 
-    Where there is wgmma, mma.sync does not reach the whole rate.
+    Where warpgroups multiply from shared memory, warps do not reach the whole rate.
     """
     rate = device.tensor_flop_per_cycle_per_sm * _SHARE.get(device.arch, 1.0)
-    return _FLOP / rate
+    return 2 * prod(blocks.shape) / (rate * blocks.rate)
 
 
 def matrices(do: Do) -> tuple[Numbers, Numbers]:

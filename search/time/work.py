@@ -55,7 +55,7 @@ from tinygpu.search.time.pattern import lines, wavefronts
 from tinygpu.search.time.rates import (
     AT_ONCE,
     MMA_LATENCY_CYCLES,
-    MMA_VALUES,
+    block_cycles,
     cluster_latency,
     copy_cycles,
     fill_rate,
@@ -63,7 +63,6 @@ from tinygpu.search.time.rates import (
     line_writes,
     matrices,
     mbarrier_latency,
-    mma_cycles,
     product_cycles,
     row_sectors,
     sectors_of_warp,
@@ -755,8 +754,9 @@ class _Accountant:
             case "lsu":
                 return self.move(do, count, around)
             case "tensor" if do.instruction.issuer == "warp":
-                count = count / MMA_VALUES
-                each["tensor"] = mma_cycles(device)
+                blocks = do.instruction.blocks_of(do.accesses[0].buffer.dtype)
+                count = count / math.prod(blocks.values)
+                each["tensor"] = block_cycles(blocks, device)
                 latency = MMA_LATENCY_CYCLES
             case "barrier":
                 pass

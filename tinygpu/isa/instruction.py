@@ -22,8 +22,9 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from tinygpu.devices.device import arch_number
-from tinygpu.errors import MachineError, nearest
+from tinygpu.errors import MachineError, ProgramError, nearest
 from tinygpu.isa.algebra import FLOATS, Algebra
+from tinygpu.isa.fragment import Blocks
 from tinygpu.isa.memory import DTYPES
 
 __all__ = ["Completion", "Instruction", "Issuer", "Unit", "same"]
@@ -57,7 +58,8 @@ class Instruction:
     ``tinygpu.term.expression`` that it covers.  ``arch``: the first architecture that has it; one
     that ends in "a" alone has it.  ``types``: pairs, a type that it reads and the one that it then
     writes; what a product adds to is of the type that it writes.  Without pairs it moves or
-    computes any type, all of its operands of one.
+    computes any type, all of its operands of one.  ``blocks``: what a warp multiplies by it, and
+    which elements its lanes hold; these give its types.
 
     An instruction that the package does not have is a value of this class in a file of yours:
     ``lower(kernel, do, scope)`` emits it (``codegen/rules``); ``meaning(operators, *values)``
@@ -77,6 +79,7 @@ class Instruction:
     issuer: Issuer = "thread"
     arch: str = "sm_50"
     types: tuple[tuple[str, str], ...] = ()
+    blocks: tuple[Blocks, ...] = ()
     lower: Callable[..., None] | None = None
     meaning: Callable[..., Any] | None = None
     laws: tuple[Callable[..., Iterator[Any]], ...] = ()
@@ -87,9 +90,17 @@ class Instruction:
             if (got := getattr(self, field)) not in get_args(known):
                 text = f"instruction {self.name}: {field} {got}; {nearest(got, get_args(known))}"
                 raise MachineError(text)
+        if self.blocks:
+            pairs = tuple((one, block.into) for block in self.blocks for one in block.types)
+            object.__setattr__(self, "types", pairs)
         for one in (one for pair in self.types for one in pair if one not in DTYPES):
             raise MachineError(f"instruction {self.name}: types {one}; {nearest(one, DTYPES)}")
 
+        if (self.unit == "tensor" and self.issuer == "warp") != bool(self.blocks):
+            raise MachineError(
+                f"instruction {self.name}: {len(self.blocks)} blocks on the unit {self.unit}, by "
+                f"each {self.issuer}; blocks say what a warp multiplies on the unit tensor"
+            )
         if self.meaning and (self.warp_product or self.completion not in _AT_ISSUE):
             raise MachineError(
                 f"instruction {self.name}: its meaning would not be read; what completes by "
@@ -135,7 +146,18 @@ class Instruction:
     @property
     def warp_product(self) -> bool:
         """Whether a warp's lanes multiply fragments together."""
-        return self.unit == "tensor" and self.issuer == "warp"
+        return bool(self.blocks)
+
+    def blocks_of(self, dtype: str) -> Blocks:
+        """Return what a warp multiplies of this type.
+
+        Raises ProgramError for a type that it doesn't multiply.
+        """
+        for one in self.blocks:
+            if dtype in one.types:
+                return one
+        known = ", ".join(one for block in self.blocks for one in block.types)
+        raise ProgramError(f"{self.name} of {dtype}: it multiplies {known}; convert first (cvt)")
 
     def __str__(self) -> str:
         move = f"{'+'.join(self.reads)} -> {'+'.join(self.writes)}" if self.writes else "threads"

@@ -3,15 +3,8 @@
 Lane q + 4 g of a warp (thread modes 4 and 8) holds in each matrix of 8 x 8 the *pair* 2 q, 2 q + 1
 of row g; matrices lie 8 apart, along further values.  ldmatrix fetches a matrix by its rows of
 16 B: the pair runs along them, or with ``.trans`` the lane's g does.  A row has four tf32 numbers,
-a lane one of them, a pair of one; ``.trans`` moves 16 bits and is not for them.  mma.m16n8k16 takes
-these of a thread,
-
-    a    pair, half (8 rows on), half of k (8 steps on)           8 values, 1, 2, 4 registers apart
-    b    pair, half of k                                          4 values, 1, 2
-    c    pair, half                                               4 values, 1, 2
-
-and mma.m16n8k8 of tf32 the same without the pairs of a and b, the halves of k 4 steps apart.  The
-term has to count them so.
+a lane one of them, a pair of one; ``.trans`` moves 16 bits and is not for them.  What a product
+takes of a thread is said by its ``Blocks``; the term has to count its values so.
 
 >>> from tinygpu.devices.device import load_device
 >>> from tinygpu.term.machine import Chosen
@@ -28,9 +21,9 @@ Source: PTX ISA 9, "ldmatrix" and "Matrix Fragments for mma.m16n8k16 with floati
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from itertools import compress
+from typing import Any, Literal
 
-from tinygpu.isa.mma_sync import FRAGMENT_VALUES
 from tinygpu.legality.law import Law
 from tinygpu.legality.placement import memory_step
 from tinygpu.legality.reach import Case, Clause, Place, moves, origin_of
@@ -40,11 +33,6 @@ __all__ = ["WARP_LAWS"]
 
 _LANES = (4, 8)
 _ROW_BYTES = 16  # spec: a row of ldmatrix
-_FAR = {
-    2: {"a": (1, 2, 4), "b": (1, 0, 2), "c": (1, 2, 0)},
-    1: {"a": (0, 1, 2), "b": (0, 0, 1), "c": (1, 2, 0)},
-}
-"""By the elements of a and b in a register, what lies how many of them apart."""
 
 
 def matrices(case: Case, place: Place) -> Iterator[Clause]:
@@ -93,20 +81,29 @@ def matrices(case: Case, place: Place) -> Iterator[Clause]:
 
 
 def mma(case: Case, place: Place) -> Iterator[Clause]:
-    """Check the shape and the order of a thread's values."""
+    """Check the shape and the order of a thread's values, as the instruction's blocks say them."""
     do = place.do
+    if not do.instruction.blocks:
+        return
     a, b, sums = (r for r in do.reads if isinstance(r, Access))
+    blocks = do.instruction.blocks_of(a.buffer.dtype)
+    m, n, k = blocks.shape
     same = sums.buffer.name == do.write.buffer.name
     yield Clause(same, "{} adds to other sums than it reads", (do,))
-    text = "{} counts {} values of a thread; mma.m16n8 has 2 * 2 * 2 in each block"
+    text = "{} counts {} values of a thread; m{}n{}k{} has {} in each block"
     first = tuple(do.values[:3])
-    five = len(do.values) == len(FRAGMENT_VALUES) + 2
-    yield Clause(five and _same(first, FRAGMENT_VALUES), text, (do, first))
-    for name, access in (("a", a), ("b", b), ("c", sums), ("c", do.write)):
+    five = len(do.values) == len(blocks.values) + 2
+    holds = five and _same(first, blocks.values)
+    yield Clause(holds, text, (do, first, m, n, k, " * ".join(map(str, blocks.values))))
+    operands: tuple[tuple[Literal["a", "b", "d"], Access], ...] = (
+        ("a", a), ("b", b), ("d", sums), ("d", do.write),
+    )  # fmt: skip
+    for name, access in operands:
         steps = tuple(memory_step(access, s) for s in access.value[:3])
         text = "{}: its first values lie {} elements apart; those of {} lie {}"
-        far = _FAR[max(1, 4 // a.buffer.type.bytes)][name]
-        yield Clause(_same(steps, far), text, (access, steps, name, far))
+        far, counted = blocks.steps(name), [extent > 1 for extent in blocks.values]
+        holds = _same(tuple(compress(steps, counted)), tuple(compress(far, counted)))
+        yield Clause(holds, text, (access, steps, name, far))
     yield from _still(do, a, b)
     for mode in (3, 4):
         moved: Any = do.values[mode] == 1
@@ -154,12 +151,11 @@ WARP_LAWS: Mapping[str, Law] = {
         ),
         Law(
             "mma_shape",
-            "States that a warp's product is m16 n8 k16 of f16 or bf16, or m16 n8 k8 of tf32, into "
-            "f32, of values in the order of the fragments, each block's with sums of its own.",
+            "States that a warp multiplies blocks of its instruction's shape, values in the order "
+            "of the fragments, each block with sums of its own.",
             "PTX ISA 9, mma.m16n8k16, mma.m16n8k8",
             "choose dtype bf16, f16 or tf32, and warps that divide the tile (tile_m, tile_n)",
             of_place=mma,
-            of="mma.sync",
         ),
     )
 }

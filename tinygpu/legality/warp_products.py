@@ -7,7 +7,8 @@ which its values came, and the digits of threads count what they count in the su
     rows      half and octet, as in the first factor
     columns   pair and quad: column pair + 2 quad has the place of octet pair + 2 quad of the second
 
-What is not recognised stays as it is, so that who reads it finds registers that nobody knows.
+What is not recognised stays as it is, so that who reads it finds registers that nobody knows: also
+a product of blocks whose lanes hold other elements than those.
 
 Source: PTX ISA 9, "Matrix Fragments for mma.m16n8k16"; ``tinygpu.isa.mma_sync``.
 """
@@ -136,8 +137,13 @@ def _by_rows(load: Do) -> Do:
 
 
 def _counted(do: Do, factors: Sequence[tuple[Any, Steps]]) -> Do | None:
-    """Return a product by digits of the sums, or None where lanes hold no fragments."""
+    """Return a product by digits of the sums, or None where lanes hold no such fragments."""
     (left, of_left), (right, threads) = factors
+    blocks = do.instruction.blocks_of(do.accesses[0].buffer.dtype)
+    octet, (of_quad, of_octet) = (8, 1, 0), blocks.d.thread_modes
+    lines = [modes for fragment in (blocks.a, blocks.b) for modes in fragment.thread_modes[1:]]
+    if (of_quad, of_octet) != ((4, 0, 2), octet) or lines != [octet, octet]:
+        return None
     if not threads or of_left not in ((), threads) or len(do.values) != 5:
         return None
     still = (0,) * len(right.buffer.shape)

@@ -4,10 +4,11 @@ A CTA of ``warps_m x warps_n`` warps computes a tile of c.  Tiles of the inputs 
 ``stages`` in shared memory; a warp reads *slices* of 16 steps of k (8 of tf32) from there into
 registers, one slice ahead of the products.
 
-What lanes hold is said by digits, as the fragments of mma.m16n8k16 have it: lane 4 ``group`` +
-``quad``, and in each lane ``pair`` (of columns), ``half`` (of 16 rows), ``half_k``, and ``word``:
-what of k is in one register, a pair of 16-bit elements or one of tf32.  Blocks of 16 rows are dealt
-out to the warps in turn, so that one block of each warp (``far_m``) is a run of the tile's rows.
+What lanes hold is said by digits, as the fragments of ``product`` have it, which is mma.sync: lane
+4 ``group`` + ``quad``, and in each lane ``pair`` (of columns), ``half`` (of 16 rows), ``half_k``,
+and ``word``: what of k is in one register, a pair of 16-bit elements or one of tf32.  Blocks of 16
+rows are dealt out to the warps in turn, so that one block of each warp (``far_m``) is a run of the
+tile's rows.  A machine that inherits may have another ``product``, of other blocks.
 
 What of tf32 does not run along k is no matrix that ldmatrix could turn: each lane loads its own
 elements, and where eight neighbours in each of four rows meet four times eight banks, 32 B change
@@ -24,6 +25,7 @@ from types import MappingProxyType
 from typing import Any
 
 from tinygpu.errors import OperationError
+from tinygpu.isa.instructions import INSTRUCTIONS
 from tinygpu.isa.memory import DTYPES, GMEM, L1, L2, REGISTERS, SMEM
 from tinygpu.term.builder import Array, Held, Kernel, LoopIndex, Number
 from tinygpu.term.machine import Choice, Machine, Requirement, Value, instructions
@@ -31,7 +33,6 @@ from tinygpu.term.operation import ACC, Operation
 
 __all__ = ["STARTS", "Ampere"]
 
-_SLICE_BYTES = 32  # spec: the k of one mma
 _PIECE_BYTES = 16  # spec: what ldmatrix and cp.async move as one
 _ROWS = "tm = (far_m high), high = (warp_m half group)"
 
@@ -45,6 +46,7 @@ class Ampere(Machine):
         "cp.async", "ldmatrix", "mma.sync", "mov", "cvt", "bar.sync", "st.shared", "ld.shared",
         "st.global", "red.global", "ld.global", "fma", "alu", "mufu",
     )  # fmt: skip
+    product = INSTRUCTIONS["mma.sync"]
     numeric = True
     operations = ("matmul",)
     spread = ("tile_m", "tile_n", "tile_k", "warps_m", "warps_n", "split_k")
@@ -82,17 +84,19 @@ class Ampere(Machine):
         """Return what this machine's decisions have to agree on."""
         d = choose
         a, c = operation.inputs[0], operation.output
+        blocks = self.product.blocks_of(a.dtype)
+        (rows, columns, depth), sums = blocks.shape, blocks.into
         direct = d.epilogue == "direct"
         return (
             Requirement(
                 "blocks",
-                (d.tile_m % (16 * d.warps_m) == 0) & (d.tile_n % (16 * d.warps_n) == 0),
-                "a warp multiplies blocks of 16 rows and 16 columns",
+                (d.tile_m % (rows * d.warps_m) == 0) & (d.tile_n % (2 * columns * d.warps_n) == 0),
+                f"a warp multiplies blocks of {rows} rows and {2 * columns} columns",
                 "raise tile_m or tile_n, or lower warps_m or warps_n",
             ),
             Requirement(
                 "issue_inside",
-                d.issue < d.tile_k * DTYPES[a.dtype].bytes // _SLICE_BYTES - 1,
+                d.issue < d.tile_k // depth - 1,
                 "loads issue among a tile's slices, before the last",
                 "lower issue, or raise tile_k",
             ),
@@ -104,9 +108,9 @@ class Ampere(Machine):
             ),
             Requirement(
                 "red_wide",
-                d.combine == "st" or (c.dtype == "f32" and direct),
-                "parts of k meet in an f32 output, straight from the sums",
-                'choose combine "st", or an f32 output and epilogue "direct"',
+                d.combine == "st" or (c.dtype == sums and direct),
+                f"parts of k meet in an {sums} output, straight from the sums",
+                f'choose combine "st", or an {sums} output and epilogue "direct"',
             ),
             Requirement(
                 "split_plain",
@@ -134,9 +138,10 @@ class Ampere(Machine):
         """Fill a ring of tiles; walk k, a slice ahead of the products; store."""
         a, b = k.inputs[:2]
         self.declare(k)
-        slices = self.tile_k * DTYPES[a.dtype].bytes // _SLICE_BYTES
+        blocks = self.product.blocks_of(a.dtype)
+        slices = self.tile_k // blocks.shape[2]
         zero, last, ahead = k.digit("slice", slices), slices - 1, self.stages - 1
-        sums = k.zeros("sums", "f32", "far_m", "far_n", "half", "pair")
+        sums = k.zeros("sums", blocks.into, "far_m", "far_n", "half", "pair")
         along_k = "tk = (slice half_k quad word)"
         x = self.factor(k, a, {"tm": self.tile_m}, f"{_ROWS}, {along_k}", "far_m", "half")
         y = self.factor(k, b, {"tn": self.tile_n}, f"tn = (warp_n far_n group), {along_k}", "far_n")
@@ -150,7 +155,7 @@ class Ampere(Machine):
                 factor.read(step, number)
 
         def multiply(step: LoopIndex, number: LoopIndex) -> None:
-            k.mma(sums, x.held[step, number], y.held[step, number])
+            k.mma(sums, x.held[step, number], y.held[step, number], by=self.product)
 
         def multiplied(step: LoopIndex, start: Number, stop: Number) -> None:
             for number in k.unrolled("slice", slices, start=start, stop=stop):
@@ -186,13 +191,17 @@ class Ampere(Machine):
 
     def declare(self, k: Kernel) -> None:
         """Say who counts what: CTAs tiles, warps blocks of them, lanes what fragments give them."""
+        blocks = self.product.blocks_of(k.inputs[0].dtype)
+        rows, columns, _ = blocks.shape
+        pair, half, deep = blocks.values
         k.launch(raster=self.raster, ctas_per_sm=self.ctas_per_sm, guards=self.guards)
         k.grid(bz=self.split_k)
         k.grid("bm", "bn")
-        k.tile(tm=self.tile_m, tn=self.tile_n, tk=self.tile_k, high=16 * self.warps_m)
+        k.tile(tm=self.tile_m, tn=self.tile_n, tk=self.tile_k, high=rows * self.warps_m)
         k.threads(warp_m=self.warps_m, warp_n=self.warps_n, group=8, quad=4)
-        k.values(far_m=self.tile_m // (16 * self.warps_m), far_n=self.tile_n // self.warps_n // 8)
-        k.values(half_k=2, half=2, pair=2, word=4 // DTYPES[k.inputs[0].dtype].bytes)
+        k.values(far_m=self.tile_m // (rows * self.warps_m))
+        k.values(far_n=self.tile_n // self.warps_n // columns)
+        k.values(half_k=deep, half=half, pair=pair, word=blocks.each)
         if self.edges == "exact":
             k.unguarded("m", "n", "k")
 
@@ -202,7 +211,7 @@ class Ampere(Machine):
         """Declare an input's tiles, along its contiguous axis, and a ring of two slices of them."""
         name, width, by_k = array.name, DTYPES[array.dtype].bytes, array.axes[-1] == "k"
         extents = {**lines, "tk": self.tile_k} if by_k else {"tk": self.tile_k, **lines}
-        matrices = by_k or width == 2
+        matrices = width == 2 or (by_k and width == 4)
         tile = k.smem(
             f"smem_{name}", array.dtype, stages=self.stages, swizzle="line",
             piece=_PIECE_BYTES if matrices else 2 * _PIECE_BYTES, **extents,
@@ -221,7 +230,8 @@ class Ampere(Machine):
             k.store(c[at], sums, vector=vector, add=self.combine == "red")
             return
         if not direct:
-            extents = {"high": 16 * self.warps_m, "tn": self.tile_n}
+            rows = self.product.blocks_of(k.inputs[0].dtype).shape[0]
+            extents = {"high": rows * self.warps_m, "tn": self.tile_n}
             out = k.smem("smem_c", c.dtype, stages=2, swizzle="line", **extents)
             dealt = k.deal("c", vector=vector, **extents)
         rounded = sums if fused else k.cast(sums, c.dtype)

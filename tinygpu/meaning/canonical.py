@@ -460,8 +460,8 @@ class _Work:
         """Multiply in the warps of all instances."""
         threads, many = arguments[0].shape[1:]
         flat = [x.transpose(0, 2, 1).reshape(len(x), -1) for x in arguments]
-        each = 4 // do.accesses[0].buffer.type.bytes
-        found = products(do.values, *flat, each=each, algebra=self.run.algebra)
+        blocks = do.instruction.blocks_of(do.accesses[0].buffer.dtype)
+        found = products(blocks, do.values, *flat, algebra=self.run.algebra)
         return found.reshape(-1, many, threads).transpose(0, 2, 1)
 
     def shuffled(self, do: Do, values: Values, mine: Integers) -> Values:

@@ -333,8 +333,8 @@ def execute(agent: Agent, do: Do, env: Mapping[str, int]) -> None:
             for source in do.reads
         ]
         if instruction.warp_product:
-            each = 4 // do.accesses[0].buffer.type.bytes
-            result = products(do.values, *arguments, each=each, algebra=run.algebra)
+            blocks = instruction.blocks_of(do.accesses[0].buffer.dtype)
+            result = products(blocks, do.values, *arguments, algebra=run.algebra)
         else:
             result = do.result(*arguments, algebra=run.algebra)
         rounded = np.asarray(run.algebra.round(do.write.buffer.type, np.asarray(result)), float)

@@ -16,7 +16,6 @@ import numpy as np
 
 from tinygpu.isa.instruction import Instruction
 from tinygpu.isa.instructions import INSTRUCTIONS
-from tinygpu.isa.memory import DTYPES
 from tinygpu.term import program as term
 from tinygpu.term.builder.digits import LoopIndex, Number, differ, error
 from tinygpu.term.builder.memory import Arithmetic, Array, Held, Piece, across, fitting, piece_of
@@ -29,7 +28,6 @@ __all__ = ["TensorInstructions"]
 
 _SLAB_BYTES = 128  # the widest swizzle
 _SLICE_BYTES, _PAIR = 32, 2  # spec: PTX ISA, a product's k in bytes; neighbours in a register
-_REGISTER_BYTES = 4
 _SHARE = re.compile(r"\s*(\w+) by (\w+)\s*")
 _TMA_STORE = INSTRUCTIONS["cp.async.bulk.tensor.global"]
 _EACH = "every thread would issue it"
@@ -169,8 +167,10 @@ class TensorInstructions(Arithmetic):
                 text = f"{what}: {part.array.name}'s axis {axis} has to end in {digit}, as the tile"
                 raise error(f"{text} {array.name} has it", part.array.name)
 
-    def mma(self, sums: Held, x: Held, y: Held) -> None:
-        """Add a warp's products of slices by mma.sync, by the names of the registers' digits.
+    def mma(
+        self, sums: Held, x: Held, y: Held, *, by: Instruction = INSTRUCTIONS["mma.sync"]
+    ) -> None:
+        """Add a warp's products of slices ``by`` mma.sync, by the names of the registers' digits.
 
         ``sums`` has blocks of rows, blocks of columns, a half (of 16 rows) and a pair of columns; x
         blocks of rows, half, half of k, word (what of k is in one register); y blocks of columns,
@@ -188,11 +188,11 @@ class TensorInstructions(Arithmetic):
             raise error(text, "mma")
         modes = (*pair, rows[1], along[0], *columns, rows[0])
         # what fills a register alone serves both of a pair of sums
-        first = along[1] if DTYPES[x.buffer.dtype].bytes < _REGISTER_BYTES else ""
+        first = along[1] if by.blocks_of(x.buffer.dtype).each > 1 else ""
         left, right = (self._own(held, (first, *modes[1:])) for held in (x, y))
-        total, multiply = self._own(sums, modes), INSTRUCTIONS["mma.sync"]
+        total = self._own(sums, modes)
         reads, values = (left, right, total), self._digits.extents(modes)
-        self._append(term.Do(multiply, total, reads, values, variant="fma"))
+        self._append(term.Do(by, total, reads, values, variant="fma"))
 
     def wgmma(
         self, sums: Held, x: Held | Piece | Array, y: Piece | Array, *, fresh: LoopIndex | bool
