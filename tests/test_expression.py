@@ -100,7 +100,8 @@ def test_the_bound_sees_cancellation() -> None:
     [
         ("a +", "invalid syntax"),
         ("", "invalid syntax"),
-        ("exp(x)", "did you mean ex2?"),
+        ("exp(x)", "exp(x) is ex2(1.44"),
+        ("ex3(x)", "did you mean ex2?"),
         ("fma(a, x)", "2 arguments; it takes 3"),
         ("x ** 2", "x ** 2 is no number"),
         ("x if a else b", "is no number"),

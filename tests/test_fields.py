@@ -78,7 +78,9 @@ LEFT_OUT = {
         "erasing keeps kinds and footprints, which say where values go": (
             "Instruction.name Instruction.reads Instruction.writes"
         ),
-        "other walks'": "Instruction.arch Instruction.lower Instruction.laws",
+        "other walks'": (
+            "Instruction.arch Instruction.lower Instruction.laws Instruction.per_cycle"
+        ),
         "what is wrong with them is asked where the term is built": (
             "Instruction.meaning Instruction.types"
         ),
@@ -94,7 +96,9 @@ LEFT_OUT = {
         "levels are asked where a term is built": (
             "Instruction.reads Instruction.writes"
         ),
-        "other walks'": "Instruction.arch Instruction.lower Instruction.laws",
+        "other walks'": (
+            "Instruction.arch Instruction.lower Instruction.laws Instruction.per_cycle"
+        ),
     },
     "interpreter": {
         TYPES: "Instruction.types",
@@ -106,7 +110,9 @@ LEFT_OUT = {
             "Instruction.reads Instruction.writes"
         ),
         "registers are enough or not, which is a law's matter": "Role.registers",
-        "other walks'": "Instruction.arch Instruction.lower Instruction.laws",
+        "other walks'": (
+            "Instruction.arch Instruction.lower Instruction.laws Instruction.per_cycle"
+        ),
     },
     "laws": {
         TYPES: "Instruction.types",
@@ -119,7 +125,7 @@ LEFT_OUT = {
         "levels are asked where a term is built": (
             "Instruction.reads Instruction.writes"
         ),
-        "code's": "Instruction.lower",
+        "code's and time's": "Instruction.lower Instruction.per_cycle",
     },
     "time": {
         TYPES: "Instruction.types",
@@ -134,7 +140,7 @@ LEFT_OUT = {
         ),
         "other walks'": (
             "Instruction.reads Instruction.writes Instruction.variants Instruction.arch "
-            "Instruction.lower Instruction.meaning Instruction.laws"
+            "Instruction.lower Instruction.meaning Instruction.laws Instruction.folds"
         ),
     },
     "code": {
@@ -144,7 +150,8 @@ LEFT_OUT = {
         "asked where sizes are given": "Program.specialised",
         "meaning's and the laws'": (
             "Instruction.meaning Instruction.laws Instruction.arch Instruction.variants "
-            "Instruction.writes Instruction.atomic Instruction.types"
+            "Instruction.writes Instruction.atomic Instruction.types Instruction.folds "
+            "Instruction.per_cycle"
         ),
     },
 }  # fmt: skip

@@ -45,7 +45,7 @@ EDGES = {
     "meaning": {"isa", "term", "legality"},
     "space": {"devices", "term", "legality"},
     "machines": {"isa", "term"},
-    "time": {"devices", "term", "space"},
+    "time": {"devices", "isa", "term", "space"},
     "exact": {"term", "legality", "space", "time"},
     "search": {"devices", "isa", "term", "space", "time", "exact"},
     "explain": {"devices", "isa", "term", "legality", "space", "time", "exact"},

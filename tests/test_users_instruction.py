@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -46,15 +47,17 @@ from tinygpu.codegen.run.launch import gpu
 from tinygpu.codegen.run.measure import validate
 from tinygpu.errors import IllegalScheduleError, MachineError, ProgramError
 from tinygpu.isa.fragment import Fragment
-from tinygpu.isa.instruction import Instruction
+from tinygpu.isa.instruction import Instruction, same
 from tinygpu.isa.instructions import INSTRUCTIONS
 from tinygpu.isa.memory import GMEM, REGISTERS
 from tinygpu.legality.laws import check_schedule
 from tinygpu.legality.reach import Case, Clause, Place
 from tinygpu.machines.ampere import STARTS
 from tinygpu.search.time.cost import cost
+from tinygpu.term.expression import value
 from tinygpu.term.machine import Value, instructions
-from tinygpu.term.program import Commit, Do, Program, WaitGroup
+from tinygpu.term.operation import Operand, Operation, Reduction
+from tinygpu.term.program import Commit, Do, Program, WaitGroup, walk
 from tinygpu.term.schedule import to_json
 
 ROOT = Path(__file__).parent.parent
@@ -538,3 +541,122 @@ def test_a_product_of_warps_says_its_blocks() -> None:
     deep = Fragment("", (16, 16), ((4, 0, 1), (8, 1, 0)), ((2, 8, 0), (2, 0, 4), (2, 0, 8)))
     with pytest.raises(ProgramError, match="one of a kind"):
         replace(BLOCKS, a=deep).steps("a")
+
+
+def redux(*lines: str, folds: str = "max") -> Instruction:
+    """An instruction by which a warp's lanes fold, that emits these lines for each value."""
+
+    def lower(kernel: KernelCode, do: Do, scope: Scope) -> None:
+        kernel.each_its_own(do)
+        for d, a in kernel.operands(do, scope):
+            word = kernel.text.register("b32")
+            for line in lines:
+                kernel.text.emit(line.format(d=d, a=a, t=word))
+
+    return Instruction(
+        "redux.sync.max", ("registers",), ("registers",), "shuffle", types=same("f32"),
+        issuer="warp", arch="sm_100a", folds=folds, lower=lower, per_cycle=16,
+    )  # fmt: skip
+
+
+def largest() -> Operation:
+    """The largest of each row."""
+    x, y = Operand("x", ("i", "j"), "f32"), Operand("y", ("i",), "f32")
+    top = Reduction("top", "max", value("x"), ("j",))
+    return Operation("largest", ("i", "j"), (x,), y, reductions=(top,), epilogue=value("top"))
+
+
+class Largest(Machine):
+    """A warp a row: a thread's largest, then its warp's."""
+
+    name = "largest"
+    operations = ("largest",)
+    levels = (GMEM, REGISTERS)
+    numeric = True
+    redux = redux("redux.sync.max.f32 {d}, {a}, -1")
+    instructions = (*instructions("ld.global", "st.global", "alu", "mov"), redux)
+    warps, chunks, vector = Choice(1, 2, 4), Choice(1, 2, 8), Choice(1, 4)
+
+    def forward(self, k: Kernel) -> None:
+        k.grid("block")
+        k.threads(warp=self.warps, lane=32)
+        k.values(chunk=self.chunks, v=self.vector)
+        held = k.load(k.inputs[0]["i = (block warp), j = (chunk lane v)"], outside=-math.inf)
+        top = k.registers("top", "f32")
+        k.fill(top, -math.inf)
+        k.reduce("max", top, held)
+        whole = k.apply(self.redux, top)
+        with k.only(lane=0):
+            k.store(k.output["i = (block warp)"], whole)
+
+
+def folding(by: Instruction, **values: int) -> Program:
+    class Own(Largest):
+        redux = by
+        instructions = (*Largest.instructions[:-1], by)
+
+    schedule = Schedule.of(Own(), {"warps": 4, "chunks": 8, "vector": 4, **values})
+    return schedule.program(Own(), largest())
+
+
+def the_fold(program: Program) -> Do:
+    (found,) = (s for s, _ in walk(program) if isinstance(s, Do) and s.instruction.folds)
+    return found
+
+
+def replaced(program: Program, do: Do, **changes: Any) -> Program:
+    return rewritten(program, lambda s: replace(do, **changes) if s == do else s)
+
+
+def test_a_warp_folds_by_one_instruction() -> None:
+    """Laws, judge, meaning in floats and in the field, code, emulator, search; time by its rate."""
+    term, sizes, device = folding(Largest.redux), {"i": 9, "j": 1000}, load_device("b200")
+    problem = Problem.of(largest(), i=4096, j=1000)
+    found = rank(Space(Largest(), problem, device, fixed={"vector": 4}), k=1)
+    assert found.admissible == 3  # a row of 1000 needs 8 chunks of 128
+    best = found.best[0]
+    assert check_schedule(best.schedule, Largest(), problem, device) == ()
+    assert verdict(term).legal
+    assert check(term, sizes) == ()
+    assert computes(term).finding is None
+    assert assemble(emit(term, "sm_100a"), "sm_100a").spills == 0
+    assert interpret(term, sizes, arch="sm_100a").right
+    slow = folding(replace(Largest.redux, per_cycle=1 / 64))
+    assert cost(slow, problem.sizes, device).seconds > cost(term, problem.sizes, device).seconds
+
+
+@pytest.mark.parametrize("lane", [0, 5])
+def test_a_fold_wants_its_whole_warp(lane: int) -> None:
+    term = folding(Largest.redux)
+    some = replaced(term, the_fold(term), lanes=(1, 32, lane))
+    assert check(some, {"i": 9, "j": 1000})
+    assert not verdict(some).legal
+
+
+FOLDS = {
+    "another operator": redux("redux.sync.max.f32 {d}, {a}, -1", folds="min"),
+    "nothing": redux("mov.b32 {d}, {a}"),
+    "of sizes": redux("redux.sync.max.abs.f32 {d}, {a}, -1"),
+    "of bits": redux("mov.b32 {t}, {a}", "redux.sync.max.s32 {t}, {t}, -1", "mov.b32 {d}, {t}"),
+}
+
+
+@pytest.mark.parametrize("wrong", FOLDS)
+@pytest.mark.parametrize("vector", [1, 4])
+def test_a_wrong_fold_is_found(wrong: str, vector: int) -> None:
+    """Also where rows have a large number, or all numbers of one sign."""
+    assert check(folding(FOLDS[wrong], vector=vector), {"i": 9, "j": 8 * 32 * vector})
+
+
+def test_what_crosses_lanes_says_how() -> None:
+    for changes, text in (
+        ({"folds": "most"}, "folds most on the unit shuffle"),
+        ({"unit": "lsu"}, "folds max on the unit lsu"),
+    ):
+        with pytest.raises(MachineError, match=text):
+            replace(Largest.redux, **changes)  # type: ignore[arg-type]
+    term = folding(Largest.redux)
+    do = the_fold(term)
+    for by in (do.instruction, replace(do.instruction, folds="", unit="alu")):
+        with pytest.raises(ProgramError, match="has no across; leave it out"):
+            replaced(term, do, instruction=by, across=16)

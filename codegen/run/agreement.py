@@ -2,9 +2,10 @@
 
 The package's rules are tested against the interpreter once and for all; a user's ``lower`` is not.
 So a term with one is emitted, its PTX is run by ``tinygpu.codegen.emulator``, copies landing late,
-early and at random, and its output is compared with the interpreter's.  Inputs are normal, but for
-a quarter of zeros, ones and large and small numbers of either sign.  Code that differs, or in which
-something is found, is a *finding*; what the emulator does not know makes an answer *unproved*.
+early and at random, and its output is compared with the interpreter's.  Inputs are normal;
+in every second line a quarter are zeros, ones and large and small numbers, and of three lines two
+have one sign.  Code that differs, or in which something is found, is a *finding*; what the emulator does not
+know makes an answer *unproved*.
 
 An element may differ by twice what ``tinygpu/meaning/tolerance.py`` allows, once for each side.
 What shows at other sizes, inputs or orders alone is not found; ``laws`` are taken at their word.
@@ -23,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
+from math import prod
 
 import numpy as np
 
@@ -104,14 +106,18 @@ def _differences(
     from tinygpu.codegen.run.interpretation import COMPLETIONS, execute, unwritten_outputs
 
     operation, sizes, random = program.operation, dict(at), np.random.default_rng(0)
-    own = {s.instruction for s, _ in walk(program) if isinstance(s, Do) and s.instruction.lower}
-    names = ", ".join(sorted(i.name for i in own))
+    brought = [s for s, _ in walk(program) if isinstance(s, Do) and s.instruction.lower]
+    names = ", ".join(sorted({s.instruction.name for s in brought}))
     shapes = operation.shapes(sizes)
     inputs = {}
     for operand in operation.inputs:
         normal = random.standard_normal(shapes[operand.name])
         special = random.choice(_SPECIAL, normal.shape)
-        mixed = np.where(random.random(normal.shape) < _OFTEN, special, normal)
+        line = np.arange(prod(normal.shape[:-1])).reshape(*normal.shape[:-1], 1)
+        often = np.where(line % 2 == 0, _OFTEN, 0.0)
+        mixed = np.where(random.random(normal.shape) < often, special, normal)
+        sign = np.choose(line % 3, (0.0, -1.0, 1.0))  # 0: of either
+        mixed = np.where(sign == 0, mixed, sign * abs(mixed))
         inputs[operand.name] = DTYPES[operand.dtype].round(mixed)
     exact = {name: values.astype(np.float64) for name, values in inputs.items()}
     scalars = dict.fromkeys(operation.scalars, _SCALAR)
@@ -147,6 +153,8 @@ def _differences(
             text = (
                 f"{cell} is {got:.6g} by its code and {want:.6g} by its meaning, copies landing "
                 f"{completion}; mend lower, meaning or completion of {names}"
+                + f" (the first of {len(brought)} such statements is named)"
+                * (len(brought) > 1)
             )
             return (_finding(first, text, cell),), ""
     return (), ""

@@ -30,7 +30,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +77,7 @@ _NUMBERS = {
 class Cubin:
     """A cubin's bytes and what ptxas reported; ``smem_bytes`` is the static part alone."""
 
-    bytes: bytes
+    bytes: bytes = field(repr=False)
     arch: str
     registers: int
     spill_stores_bytes: int

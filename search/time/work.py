@@ -764,6 +764,8 @@ class _Accountant:
                 raise ProgramError(f"role {self.role.name}: {do} is not on a tile")
             case unit:
                 assert_never(unit)
+        if do.instruction.per_cycle:
+            each[do.instruction.unit] = WARP / do.instruction.per_cycle
         if do.where is not None:  # a setp of each value
             each["issue"] = self.issue(2)
             each["int"] = WARP / device.int_per_cycle_per_sm

@@ -36,6 +36,7 @@ Completion = Literal[
 Unit = Literal["fma", "alu", "sfu", "cvt", "lsu", "shuffle", "barrier", "tma", "tensor", "tmem"]
 _ASYNC_PROXY = ("mbarrier", "bulk_group", "wgmma_group", "tcgen05_commit")
 _AT_ISSUE = ("at_once", "scoreboard", "commit_group")
+_OF_THREADS = ("fma", "alu", "sfu", "cvt", "shuffle")
 Issuer = Literal["thread", "warp", "warpgroup", "one"]
 
 
@@ -59,7 +60,9 @@ class Instruction:
     that ends in "a" alone has it.  ``types``: pairs, a type that it reads and the one that it then
     writes; what a product adds to is of the type that it writes.  Without pairs it moves or
     computes any type, all of its operands of one.  ``blocks``: what a warp multiplies by it, and
-    which elements its lanes hold; these give its types.
+    which elements its lanes hold; these give its types.  ``folds``: the operator by which all lanes
+    of a warp fold what each has made, and all get the result (redux).  ``per_cycle``: how many
+    threads an SM takes through it in a cycle; 0: what the device says of its unit.
 
     An instruction that the package does not have is a value of this class in a file of yours:
     ``lower(kernel, do, scope)`` emits it (``codegen/rules``); ``meaning(operators, *values)``
@@ -80,6 +83,8 @@ class Instruction:
     arch: str = "sm_50"
     types: tuple[tuple[str, str], ...] = ()
     blocks: tuple[Blocks, ...] = ()
+    folds: str = ""
+    per_cycle: float = 0.0
     lower: Callable[..., None] | None = None
     meaning: Callable[..., Any] | None = None
     laws: tuple[Callable[..., Iterator[Any]], ...] = ()
@@ -96,6 +101,11 @@ class Instruction:
         for one in (one for pair in self.types for one in pair if one not in DTYPES):
             raise MachineError(f"instruction {self.name}: types {one}; {nearest(one, DTYPES)}")
 
+        if self.folds and (self.folds not in FLOATS.operators or self.unit not in _OF_THREADS):
+            raise MachineError(
+                f"instruction {self.name}: folds {self.folds} on the unit {self.unit}; lanes fold "
+                f"by one of {', '.join(FLOATS.operators)} on {', '.join(_OF_THREADS)}"
+            )
         if (self.unit == "tensor" and self.issuer == "warp") != bool(self.blocks):
             raise MachineError(
                 f"instruction {self.name}: {len(self.blocks)} blocks on the unit {self.unit}, by "
@@ -141,7 +151,12 @@ class Instruction:
     @property
     def of_warps(self) -> bool:
         """Whether a warp's lanes execute it together: a shuffle, matrices, a product."""
-        return self.unit == "shuffle" or self.issuer == "warp"
+        return self.unit == "shuffle" or self.issuer == "warp" or bool(self.folds)
+
+    @property
+    def crosses(self) -> bool:
+        """Whether a lane gets what other lanes of its warp have: a shuffle, a fold."""
+        return self.unit == "shuffle" or bool(self.folds)
 
     @property
     def warp_product(self) -> bool:

@@ -365,7 +365,6 @@ def _chosen_threads(place: Place, do: Do) -> tuple[Any, ...]:
     divisor, extent, _ = do.lanes
     found, below = list(do.threads), 1
     for i, mode in enumerate(do.threads):
-        if below == divisor and mode == extent:
-            found[i] = 1
+        found[i] = select((below == divisor) & (mode == extent), 1, mode)
         below = below * mode
     return tuple(found)

@@ -259,7 +259,7 @@ class Case:
 
 def _by_warps(do: Do) -> bool:
     """Whether the threads of a warp, or of several, have to come to a statement together."""
-    return do.instruction.issuer in ("warp", "warpgroup") or do.instruction.unit == "shuffle"
+    return do.instruction.issuer == "warpgroup" or do.instruction.of_warps
 
 
 def _beside(do: Do, body: Body) -> tuple[Do, ...]:

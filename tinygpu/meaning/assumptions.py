@@ -106,7 +106,7 @@ def _affine(program: Program) -> str:
     if len(trips) > 1:
         return f"loops of {' and '.join(sorted(trips))}"
     if program.at_most:
-        return f"{program.at_most[0][0]} is covered by statements"
+        return f"{program.at_most[0][0]} is covered by statements, by no loop or grid digit"
     over = {a for r in operation.reductions for a in r.over}
     for name in trips:
         if name not in dict(program.parameters):

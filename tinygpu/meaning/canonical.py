@@ -44,7 +44,7 @@ from tinygpu.isa.memory import DTYPES
 from tinygpu.isa.mma_sync import products
 from tinygpu.isa.wgmma import joined, rows_of
 from tinygpu.meaning.cluster import Run
-from tinygpu.meaning.execution import is_tile
+from tinygpu.meaning.execution import folded, is_tile, is_warps
 from tinygpu.meaning.interpret import unwritten
 from tinygpu.meaning.race import Finding, GlobalArray, Integers, Kind
 from tinygpu.meaning.touched import Touched, Toucher, compared, coordinates, extent
@@ -417,7 +417,7 @@ class _Work:
             if modes and rounded.ndim:
                 wide = np.broadcast_to(rounded, (*modes, *rounded.shape[-2:]))
                 rounded = wide.reshape(-1, *rounded.shape[-2:])
-            if do.instruction.unit == "shuffle":
+            if do.instruction.crosses:
                 rounded = self.shuffled(do, rounded, mine)
             self.write(do, rounded, group, mine, tile, low, high)
 
@@ -465,7 +465,12 @@ class _Work:
         return found.reshape(-1, many, threads).transpose(0, 2, 1)
 
     def shuffled(self, do: Do, values: Values, mine: Integers) -> Values:
-        """Return the values of the lanes whose number differs by ``across``."""
+        """Return what lanes get of one another: the values of those ``across``, or a fold."""
+        if do.instruction.folds:
+            if not is_warps(mine):
+                raise NotCanonicalError(f"{do}: a lane that takes no part")
+            held = np.broadcast_to(values, (len(values), mine.size, values.shape[2]))
+            return folded(do, held.swapaxes(1, 2), self.run.algebra).swapaxes(1, 2)
         partner = mine ^ int(do.across)
         at = np.searchsorted(mine, partner).clip(0, mine.size - 1)
         if (mine[at] != partner).any() or (partner // 32 != mine // 32).any():

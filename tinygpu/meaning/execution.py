@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tinygpu.errors import ProgramError
+from tinygpu.isa.algebra import Algebra
 from tinygpu.isa.mma_sync import products
 from tinygpu.meaning.cluster import Agent, InFlight, Registers, Run
 from tinygpu.meaning.race import UNWRITTEN, Integers, Kind, Shared, Use
@@ -36,8 +37,10 @@ __all__ = [
     "TOGETHER",
     "claim",
     "execute",
+    "folded",
     "from_gmem",
     "is_tile",
+    "is_warps",
     "place_of",
     "shuffle",
     "stage_of",
@@ -50,6 +53,7 @@ __all__ = [
 Values = NDArray[np.float64]
 Booleans = NDArray[np.bool_]
 _ONE = np.zeros(1, np.int64)
+_WARP = 32
 _LATE: tuple[Group, ...] = ("wgmma", "tcgen05.ld", "tcgen05.st")
 
 
@@ -338,7 +342,7 @@ def execute(agent: Agent, do: Do, env: Mapping[str, int]) -> None:
         else:
             result = do.result(*arguments, algebra=run.algebra)
         rounded = np.asarray(run.algebra.round(do.write.buffer.type, np.asarray(result)), float)
-        if instruction.unit == "shuffle":
+        if instruction.crosses:
             rounded = _shuffled(agent, do, who.numbers, rounded)
         shape = high - low, who.threads.shape[1]
         if rounded.shape != shape:
@@ -480,11 +484,34 @@ def shuffle(agents: Sequence[Agent], do: Do, env: Mapping[str, int]) -> None:
         first += agent.threads.size
 
 
+def is_warps(numbers: Integers) -> bool:
+    """Whether threads are whole warps, in order."""
+    whole = numbers.size % _WARP == 0 and bool((np.diff(numbers) == 1).all())
+    return whole and int(numbers[0]) % _WARP == 0
+
+
+def folded(do: Do, values: Values, algebra: Algebra) -> Values:
+    """Return what the lanes of whole warps, the last axis, make together of their values."""
+    lanes = values.reshape(*values.shape[:-1], -1, _WARP)
+    operator, whole = algebra.operators[do.instruction.folds], lanes[..., 0]
+    for lane in range(1, _WARP):
+        whole = operator(whole, lanes[..., lane])
+    result: Values = np.repeat(whole, _WARP, axis=-1)
+    return result
+
+
 def _shuffled(agent: Agent, do: Do, numbers: Integers, values: Values) -> Values:
-    """Return the values of the lanes whose number differs by ``across``."""
+    """Return what lanes get of one another: the values of those ``across``, or a fold."""
+    if do.instruction.folds and is_warps(numbers):
+        held = np.broadcast_to(values, (len(values), numbers.size))
+        return folded(do, held, agent.cta.cluster.run.algebra)
+    if do.instruction.folds:
+        text = "folds a warp of which some lanes are not there; let all take part"
+        agent.cta.cluster.find("shuffle", agent, do, text, thread=int(numbers[0]))
+        return np.full((len(values), numbers.size), np.nan)
     partner = numbers ^ int(do.across)
     at = np.searchsorted(numbers, partner).clip(0, numbers.size - 1)
-    lost = (numbers[at] != partner) | (partner // 32 != numbers // 32)
+    lost = (numbers[at] != partner) | (partner // _WARP != numbers // _WARP)
     if lost.any():
         thread, other = (int(x[lost.argmax()]) for x in (numbers, partner))
         text = f"reads thread {other}, which is not there; let all lanes of a warp take part"

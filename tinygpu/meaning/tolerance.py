@@ -269,7 +269,7 @@ def _computes(do: Do) -> bool:
 
 def _operates(do: Do) -> bool:
     how = do.instruction
-    return bool(how.variants or how.meaning or how.atomic)
+    return bool(how.variants or how.meaning or how.atomic or how.folds)
 
 
 def _reads(do: Do) -> set[str]:

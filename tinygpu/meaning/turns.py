@@ -366,7 +366,7 @@ def _shuffling(agent: Agent) -> list[Agent]:
     The first thread of a role may act alone, and the others with it.  Else nobody has to.
     """
     statement = agent.next[0] if agent.next and agent.team.elects else None
-    if not isinstance(statement, Do) or not statement.across:
+    if not isinstance(statement, Do) or not (statement.across or statement.instruction.folds):
         return []
     warps = set((agent.threads // 32).tolist())
     return [a for a in agent.team.agents if warps & set((a.threads // 32).tolist())]

@@ -231,6 +231,15 @@ class Index(Expression):
         return f"index({self.axis})"
 
 
+_SAID = {
+    "exp": f"exp(x) is ex2({math.log2(math.e)} * x)",
+    "log": f"log(x) is {math.log(2)} * lg2(x)",
+    "exp2": "exp2(x) is ex2(x)",
+    "log2": "log2(x) is lg2(x)",
+}
+"""How what PTX has not is said."""
+
+
 @dataclass(frozen=True, slots=True)
 class Apply(Expression):
     """An operator of OPERATORS applied to arguments."""
@@ -240,7 +249,8 @@ class Apply(Expression):
 
     def __post_init__(self) -> None:
         if self.operator not in OPERATORS:
-            raise OperationError(f"operator {self.operator}: {nearest(self.operator, OPERATORS)}")
+            known = _SAID.get(self.operator) or nearest(self.operator, OPERATORS)
+            raise OperationError(f"operator {self.operator}: {known}")
         given, takes = len(self.arguments), TAKES[self.operator]
         if given != takes:
             raise OperationError(f"operator {self.operator}: {given} arguments; it takes {takes}")

@@ -42,7 +42,7 @@ KNOWN: Mapping[str, frozenset[str]] = {
         "Predicate": "origin value thread bound",
         "Barrier": "name stages arrivals home number",
         "Instruction": "name reads writes unit completion variants atomic issuer arch lower "
-        "meaning laws types blocks",
+        "meaning laws types blocks folds per_cycle",
         "Do": "instruction write reads values threads vector variant lanes across signal multicast "
         "fresh where",
         "For": "var trips body unrolled start",

@@ -661,10 +661,11 @@ def _misused(do: Do) -> str:
             ("signal", do.signal is not None, how.completion == "mbarrier"),
             ("fresh", do.fresh is not None, tensor),
             ("multicast", do.multicast != "", how.unit == "tma" or tensor),
-            ("across", isinstance(do.across, int) and do.across != 0, how.unit == "shuffle"),
         ):
             if given and not meant:
                 return f"{how.name} has no {field}; leave it out"
+    if isinstance(do.across, int) and do.across and (how.unit != "shuffle" or how.folds):
+        return f"{how.name} has no across; leave it out"
     if do.lanes is not None and (
         how.issuer == "one" or any(a.buffer.fragment for a in do.accesses)
     ):

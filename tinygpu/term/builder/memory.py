@@ -103,6 +103,9 @@ class Piece:
         if isinstance(at, LoopIndex):
             digits.in_scope(at)
             return Piece(self.array, self.equations, self.stage, (*self.numbers, at))
+        if not isinstance(at, str):
+            text = f"{self.array.name}[{at!r}]: a pattern, or the number of a digit; k.unrolled"
+            raise error(f"{text} and k.digit give numbers", self.array.name)
         given = tuple([number.digit for number in self.numbers])
         equations = digits.equations(at, self.array.axes, given)
         return Piece(self.array, equations, self.stage, self.numbers)
