@@ -374,7 +374,6 @@ class Emitter(KernelCode):
             and isinstance(statement, Do)
             and statement.lanes is None
             and statement.instruction.issuer in ("thread", "warp")
-            and not any(access.buffer.fragment for access in statement.accesses)
             and any(guarded for access in statement.accesses for guarded in access.guard)
         )
 
@@ -409,7 +408,8 @@ class Emitter(KernelCode):
         if do.write.buffer.home and how.issuer != "thread":
             raise ProgramError(f"{do}: only st.shared goes to another CTA")
         rule = _brought(how.lower) if how.lower else self.rule(do)
-        if do.lanes is not None and how.name not in _PREDICATED:
+        alone = do.lanes is not None and how.name not in _PREDICATED
+        if alone and how.issuer != "warpgroup":  # which issues it whole, whoever's values count
             self._by_lanes(rule, do, scope)
         else:
             rule(self, do, scope)

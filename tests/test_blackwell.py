@@ -136,12 +136,16 @@ def test_what_has_no_code_is_refused() -> None:
         sums = Access(do.write.buffer, steps, index=do.write.index)
         return replace(do, write=sums, reads=(*do.reads[:2], sums))
 
+    def turned(do: Do) -> Do:
+        (source,) = do.accesses[:-1]
+        return replace(do, reads=(replace(source, thread=source.thread[::-1]),))
+
     with pytest.raises(ProgramError, match="do not lie in the lanes"):
         emit(dos(term("ring"), "tcgen05.mma", moved), "sm_100a")
     with pytest.raises(ProgramError, match="none of TMA"):
         emit(rebuffered(term("ring"), "smem_a", swizzle=(2, 3, 3)), "sm_100a")
-    with pytest.raises(ProgramError, match="rows of f32"):
-        emit(rebuffered(term("ring"), "taken", fragment="mma"), "sm_100a")
+    with pytest.raises(ProgramError, match="of their own lanes"):
+        emit(dos(term("ring"), "tcgen05.ld", turned), "sm_100a")
 
 
 def test_a_space_is_counted_and_drawn_from() -> None:

@@ -56,6 +56,19 @@ def test_f32_results_are_stored_both_ways() -> None:
         assert check(program, {"m": 72, "n": 40, "k": 72}, seeds=(0,)) == ()
 
 
+@pytest.mark.parametrize("name", ["tcgen05.ld", "cvt", "st.global"])
+@pytest.mark.parametrize("lanes", [None, (16, 2, 1), (32, 2, 0)])
+def test_of_64_rows_only_lanes_that_have_one_are_used(
+    name: str, lanes: tuple[int, int, int] | None
+) -> None:
+    """What others took, rounded or stored was not there: for the judge and for the interpreter."""
+    program = term("small")
+    assert verdict(program).legal
+    wrong = dos(program, name, lambda do: replace(do, lanes=lanes))
+    assert not verdict(wrong).legal
+    assert check(wrong, SIZES, seeds=(0,))
+
+
 @pytest.mark.parametrize("start", STARTS)
 def test_named_points_are_legal_for_every_number_of_tiles_and_trips(start: str) -> None:
     found = verdict(term(start))

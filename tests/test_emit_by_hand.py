@@ -134,8 +134,6 @@ def test_programs_by_hand_assemble(name: str, arch: str) -> None:
 
 OTHER = replace(INSTRUCTIONS["mov"], name="no.such")
 PAIRS = held(registers("r", "f16", 4))
-ROWS = [Access(registers(f"row{of}", of, 128, 4, fragment="row"), ((0, 1),))
-        for of in ("f32", "f16")]  # fmt: skip
 HALF = replace(inside(), buffer=replace(TILE, dtype="f16"))
 MATRIX = do("ldmatrix", held(), inside())
 REFUSED: dict[str, tuple[str, tuple[Statement, ...]]] = {
@@ -160,8 +158,6 @@ REFUSED: dict[str, tuple[str, tuple[Statement, ...]]] = {
     ),
     "a constant in a pair": ("stand in pairs", (do("mov", PAIRS, Immediate(0.0)), MATRIX)),
     "a shuffle of pairs": ("shfl.sync takes f32", (do("shfl.sync", PAIRS, PAIRS), MATRIX)),
-    "an addition of a tile": ("held as row", (do("red.global", outside(Y), ROWS[0]),)),
-    "a row made wider": ("a row from f32", (do("cvt", *ROWS),)),
 }  # fmt: skip
 
 

@@ -329,7 +329,7 @@ NAMED = {
 
 BESIDE = {
     "isa": {"algebra", "fragment", "instruction", "instructions", "memory"},
-    "rules": {"descriptors", "rows"},
+    "rules": {"descriptors"},
 }
 """What the families have in common: what an instruction is; what several rules call."""
 

@@ -149,10 +149,9 @@ REFUSED: dict[str, tuple[str, Callable[[], Any]]] = {
         "only TMA leaves lines out",
         lambda: hand(do("ld.global", MINE, far(X, trimmed=True))),
     ),
-    "lanes of a tile": (
+    "lanes of one thread": (
         "leave its lanes out",
-        lambda: hand(Do(INSTRUCTIONS["mov"], Access(registers("sums", "f32", 128, 8,
-                        fragment="row"), ((0, 1), (1, 0))), (Immediate(0.0),), (8, 128),
+        lambda: hand(Do(INSTRUCTIONS["cp.async.bulk.tensor"], near(), (far(X),), (8,),
                         lanes=(1, 2, 0))),
     ),
     "a signal of who moves at once": (
@@ -174,9 +173,6 @@ REFUSED: dict[str, tuple[str, Callable[[], Any]]] = {
     "an unknown event": (
         "did you mean tcgen05",
         lambda: Arrive(BAR, ZERO, after="tcgen5"),  # type: ignore[arg-type]
-    ),
-    "an unknown fragment": (
-        "did you mean row", lambda: registers("s", "f32", 64, 8, fragment="rows"),
     ),
     "a size on chip": ("i in smem; give a number", lambda: replace(TILE, shape=("i",))),
 }  # fmt: skip

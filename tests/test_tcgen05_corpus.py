@@ -113,7 +113,7 @@ def by_name(case: Case, start: str) -> Case:
         ("at-once tcgen05.commit acc_full", "illegal", ""),
         ("before tcgen05.fence::after", "illegal", ""),
         ("after tcgen05.fence::before", "legal", ""),  # one tile: nobody is told
-        ("lanes taken", "other law", "inside"),
+        ("lanes taken", "other law", "out_of_bounds"),
         ("after-all arrive full", "other law", "tcgen05_collective"),
         ("anew sums", "other law", "wrong_result"),
         ("phase+ tcgen05.commit empty", "conservative", "balance"),

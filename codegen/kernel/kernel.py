@@ -166,12 +166,9 @@ class KernelCode:
         return slot, offsets
 
     def holding(self, do: Do) -> str:
-        """Return how registers hold a statement's values: "row", "pair", else ""."""
+        """Return how registers hold a statement's values: "pair", else ""."""
         buffers = [a.buffer for a in do.accesses if a.buffer.level == "registers"]
-        found = {b.fragment for b in buffers}
-        if self.paired and any(b.type.bytes == 2 for b in buffers):
-            found.add("pair")
-        return min(found - {""}, default="")
+        return "pair" if self.paired and any(b.type.bytes == 2 for b in buffers) else ""
 
     def each_its_own(self, do: Do) -> None:
         """Raise ProgramError unless each value is in a register of a thread's own."""

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 from tinygpu.codegen.kernel.kernel import KINDS, KernelCode
 from tinygpu.codegen.kernel.scope import Scope
-from tinygpu.codegen.rules.rows import halves, row_registers
 from tinygpu.errors import ProgramError
 from tinygpu.term.program import Access, Do
 
@@ -170,29 +169,20 @@ def _packed(kernel: KernelCode, do: Do, scope: Scope) -> None:
     """cvt.rn.bf16x2.f32, cvt.rn.f16x2.f32: two values to one register; or halves to f32."""
     (source,) = do.reads
     assert isinstance(source, Access)
-    how, before, after = kernel.holding(do), source.buffer.dtype, do.write.buffer.dtype
-    if how != "pair" and do.write.value != source.value:
-        raise ProgramError(f"{do}: a tile is converted in place")
-    if how == "pair":
-        held, result = (kernel.words(a, do.values, scope) for a in (source, do.write))
-    else:
-        held, result = (row_registers(kernel, a.buffer) for a in (source, do.write))
+    before, after = source.buffer.dtype, do.write.buffer.dtype
+    held, result = (kernel.words(a, do.values, scope) for a in (source, do.write))
     match before, after:
         case "f32", "f16" | "bf16":
             for i, target in enumerate(result):
                 kernel.text.emit(f"cvt.rn.{after}x2.f32 {target}, {held[2 * i + 1]}, {held[2 * i]}")
-        case "f16" | "bf16", "f32" if how != "row":
-            pair = how == "pair"
-            each = kernel.halves(source, do.values, scope) if pair else halves(kernel, held)
-            for target, half in zip(result, each, strict=True):
+        case "f16" | "bf16", "f32":
+            for target, half in zip(result, kernel.halves(source, do.values, scope), strict=True):
                 if before == "f16":
                     kernel.text.emit(f"cvt.f32.f16 {target}, {half}")
                 else:
                     kernel.text.emit(f"mov.b32 {target}, {{{kernel.zero16()}, {half}}}")
         case _:
-            raise ProgramError(
-                f"{do}: values in pairs are converted between f32 and f16 or bf16, a row from f32"
-            )
+            raise ProgramError(f"{do}: values in pairs are converted between f32 and f16 or bf16")
 
 
 def shfl(kernel: KernelCode, do: Do, scope: Scope) -> None:

@@ -1,7 +1,6 @@
 """Rules of loads and stores, by how registers hold the values that move.
 
-A thread's own values move one by one or as vectors, pairs of 16-bit values as whole registers, what
-tcgen05 has loaded by ``rows``.
+A thread's own values move one by one or as vectors, pairs of 16-bit values as whole registers.
 
 Source: PTX ISA 9, "ld", "st", "red".
 """
@@ -16,7 +15,6 @@ from tinygpu.codegen.kernel.clusters import rank_along
 from tinygpu.codegen.kernel.kernel import KernelCode, Rule, constant
 from tinygpu.codegen.kernel.ptx import Scalar as Number
 from tinygpu.codegen.kernel.scope import Scope, value_coordinates
-from tinygpu.codegen.rules import rows
 from tinygpu.devices.device import adds_vectors
 from tinygpu.errors import ProgramError
 from tinygpu.term.program import Access, Do
@@ -35,13 +33,13 @@ def ld_shared(kernel: KernelCode, do: Do, scope: Scope) -> None:
 
 
 def st_global(kernel: KernelCode, do: Do, scope: Scope) -> None:
-    """st.global: a thread's own values, pairs, or rows."""
-    _held(kernel, do, scope, {"": move, "pair": _move_pairs, "row": rows.st_global})
+    """st.global: a thread's own values, or pairs."""
+    _held(kernel, do, scope, {"": move, "pair": _move_pairs})
 
 
 def st_shared(kernel: KernelCode, do: Do, scope: Scope) -> None:
-    """st.shared: a thread's own values, pairs, or rows."""
-    _held(kernel, do, scope, {"": move, "pair": _move_pairs, "row": rows.st_shared})
+    """st.shared: a thread's own values, or pairs."""
+    _held(kernel, do, scope, {"": move, "pair": _move_pairs})
 
 
 def _held(kernel: KernelCode, do: Do, scope: Scope, rules: Mapping[str, Rule]) -> None:

@@ -19,6 +19,8 @@ Source: PTX ISA 9, "TensorCore 5th Generation Family Instructions" ("Instruction
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import accumulate
+from operator import mul
 
 import numpy as np
 
@@ -28,7 +30,6 @@ from tinygpu.codegen.kernel.ptx import Scalar as Number
 from tinygpu.codegen.kernel.scope import Scope, value_coordinates
 from tinygpu.codegen.kernel.smem import TMEM_SLOT
 from tinygpu.codegen.rules.descriptors import TCGEN05_128B, adds, descriptor, moved
-from tinygpu.codegen.rules.rows import row_registers
 from tinygpu.errors import ProgramError
 from tinygpu.term.program import Access, Affine, Do, Program, walk
 from tinygpu.term.statement import Arrive
@@ -232,12 +233,15 @@ def load_or_store(kernel: KernelCode, do: Do, scope: Scope) -> None:
     assert isinstance(source, Access)
     loads = source.buffer.level == "tmem"
     tmem, held = (source, do.write) if loads else (do.write, source)
-    columns = int(do.values[0])
-    if held.value != tmem.value or columns not in _LOADS or kernel.role.threads != LANES:
+    columns, below = int(do.values[0]), list(accumulate((1, *do.threads), mul))
+    own = all(
+        n == 1 or s == (b, 0) for n, s, b in zip(do.threads, tmem.thread, below, strict=False)
+    )
+    if columns not in _LOADS or not own or below[-1] != LANES:
         raise ProgramError(f"{do}: 128 threads take the columns, 1 to 128, of their own lanes")
     warp = text.once(("warp", kernel.local), lambda: text.divide(kernel.local, 32))
     at = f"[{_address(kernel, tmem, scope, text.multiply(warp, 32 << 16))}]"
-    listed = f"{{{', '.join(row_registers(kernel, held.buffer)[:columns])}}}"
+    listed = f"{{{', '.join(kernel.cells(held, do.values, scope))}}}"
     ends = f"{listed}, {at}" if loads else f"{at}, {listed}"
     text.emit(f"tcgen05.{'ld' if loads else 'st'}.sync.aligned.32x32b.x{columns}.b32 {ends}")
 

@@ -4,8 +4,8 @@ The package's rules are tested against the interpreter once and for all; a user'
 So a term with one is emitted, its PTX is run by ``tinygpu.codegen.emulator``, copies landing late,
 early and at random, and its output is compared with the interpreter's.  Inputs are normal;
 in every second line a quarter are zeros, ones and large and small numbers, and of three lines two
-have one sign.  Code that differs, or in which something is found, is a *finding*; what the emulator does not
-know makes an answer *unproved*.
+have one sign.  Code that differs, or in which something is found, is a *finding*; what the emulator
+does not know makes an answer *unproved*.
 
 An element may differ by twice what ``tinygpu/meaning/tolerance.py`` allows, once for each side.
 What shows at other sizes, inputs or orders alone is not found; ``laws`` are taken at their word.

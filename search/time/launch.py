@@ -281,8 +281,7 @@ def _allotted(program: Program) -> Numbers:
     for role in program.roles:
         for buffer in buffers_of(role.body):
             if buffer.level == "registers":
-                threads = 1 if buffer.fragment else role.threads  # that have as many each
-                many = buffer.stage_elements * buffer.type.bytes / 4 * threads
+                many = buffer.stage_elements * buffer.type.bytes / 4 * role.threads
                 held = np.maximum(held, many)
     total: Numbers = 0
     for role in program.roles:

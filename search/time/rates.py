@@ -41,7 +41,7 @@ from tinygpu.term.program import Do, Program, select
 
 __all__ = [
     "AT_ONCE", "MMA_LATENCY_CYCLES", "block_cycles", "cluster_latency", "copy_cycles", "fill_rate",
-    "home_cycles", "matrices", "mbarrier_latency", "product_cycles", "row_sectors",
+    "home_cycles", "matrices", "mbarrier_latency", "product_cycles", 
     "sectors_of_warp", "share_inside", "smem_width", "tma_latency", "touches_smem",
     "transfer_cycles",
 ]  # fmt: skip
@@ -130,12 +130,6 @@ def transfer_cycles(count: Numbers, device: Device) -> Numbers:
     return count * _CELL_BYTES / _TMEM_BYTES_PER_CYCLE + device.smem_latency_cycles
 
 
-def row_sectors(do: Do, count: Numbers, device: Device) -> Numbers:
-    """Return the sectors that storing ``count`` elements of rows, a row a thread, touches."""
-    each = do.vector * do.write.buffer.type.bytes / device.sector_bytes
-    return np.maximum(each, 1) * count / do.vector
-
-
 def line_writes(line_bytes: Numbers) -> Numbers:
     """Return the writes that a line of so many bytes is for L2, in the mean over where it begins.
 
@@ -179,16 +173,15 @@ def share_inside(do: Do, program: Program, values: Mapping[str, int]) -> Numbers
 
 
 def sectors_of_warp(do: Do, values: Mapping[str, int], sector_bytes: int) -> Numbers:
-    """Return the sectors that a warp's move of a fragment straight to or from gmem touches.
-
-    Raises ProgramError if what it moves is no fragment.
-    """
+    """Return the sectors that a warp's move of one vector each straight to or from gmem touches."""
     access = next(a for a in do.accesses if a.buffer.level == "gmem")
     strides = [values[s] if isinstance(s, str) else s for s in access.buffer.stride]
     width = access.buffer.type.bytes
     total: Numbers = 1.0
-    for extent, steps in zip(do.threads[:2], access.thread[:2], strict=True):  # a warp's lanes
+    left: Numbers = 32
+    for extent, steps in zip(do.threads, access.thread, strict=True):
+        lanes, left = np.minimum(extent, left), np.maximum(left // np.maximum(extent, 1), 1)
         step = sum((step * stride for step, stride in zip(steps, strides, strict=True)), 0)
-        near = np.ceil(extent * step * width / sector_bytes)
-        total = total * select(np.asanyarray(step * width) < sector_bytes, near, extent)
+        near = np.maximum(np.ceil(lanes * step * width / sector_bytes), 1)
+        total = total * select(np.asanyarray(step * width) < sector_bytes, near, lanes)
     return total

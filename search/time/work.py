@@ -64,7 +64,6 @@ from tinygpu.search.time.rates import (
     matrices,
     mbarrier_latency,
     product_cycles,
-    row_sectors,
     sectors_of_warp,
     share_inside,
     smem_width,
@@ -682,10 +681,6 @@ class _Accountant:
                 return Event("work", {"serial": way * self.together, "smem": count * width / smem})
             case "lsu" if touches_smem(do):
                 return self.part({"smem": count * width / smem})
-            case "lsu" if any(a.buffer.fragment == "row" for a in do.accesses):
-                sectors = row_sectors(do, count, device)
-                cycles = {"serial": FITTED["direct_store"] * sectors * self.together}
-                return Event("work", {**cycles, "writes": sectors})
             case "lsu":
                 sectors = sectors_of_warp(do, self.values, device.sector_bytes)
                 sectors = sectors * count / (WARP * do.vector)
@@ -931,9 +926,7 @@ def steps_of(origin: Affine, name: str) -> Numbers:
 
 def _of_tile(do: Do) -> bool:
     """Say whether a role does it on a tile: one thread or a warpgroup issues it, or shares it."""
-    return do.instruction.issuer in ("one", "warpgroup") or any(
-        access.buffer.fragment for access in do.accesses
-    )
+    return do.instruction.issuer in ("one", "warpgroup")
 
 
 def _arrives(statement: Statement) -> bool:

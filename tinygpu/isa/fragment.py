@@ -1,9 +1,9 @@
-"""Fragments: how the threads of a warp, or of tcgen05.ld, share out the registers of a tile.
+"""Fragments: how the threads of a warp share out the registers of a tile.
 
 A fragment is a thread-value layout: thread t and register i hold one element (row, column) of the
 tile.  Threads and registers count in mixed radix, least significant first, each digit a *mode*
 (extent, step in rows, step in columns); a tile larger than the fragment's base repeats it along the
-columns first, then along the rows.  In "row", what tcgen05.ld.32x32b loads, thread t has lane t.
+columns first, then along the rows.
 
 >>> mma = FRAGMENTS["mma"]
 >>> mma.base, mma.threads, mma.per_thread((16, 256))
@@ -25,7 +25,7 @@ values that a thread has of it count.
 >>> tf32.shape, tf32.values, tf32.steps("a"), tf32.each
 ((16, 8, 8), (2, 2, 2), (0, 1, 2), 1)
 
-Source: PTX ISA 9, "Matrix Fragments for mma", "tcgen05.ld".
+Source: PTX ISA 9, "Matrix Fragments for mma".
 """
 
 from __future__ import annotations
@@ -174,6 +174,5 @@ FRAGMENTS: Mapping[str, Fragment] = {
         Fragment("mma_b", (8, 16), ((4, 0, 2), (8, 1, 0)), ((2, 0, 1), (2, 0, 8))),
         Fragment("mma_a_tf32", (16, 8), ((4, 0, 1), (8, 1, 0)), ((2, 8, 0), (2, 0, 4))),
         Fragment("mma_b_tf32", (8, 8), ((4, 0, 1), (8, 1, 0)), ((2, 0, 4),)),
-        Fragment("row", (128, 1), ((128, 1, 0),), ()),
     )
 }

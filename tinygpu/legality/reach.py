@@ -129,7 +129,7 @@ def identity(value: Any) -> Any:
             return identity(constant), identity(terms)
         case Buffer():
             numbers = (value.shape, value.stride, value.swizzle)
-            return value.name, value.dtype, value.fragment, identity(numbers)
+            return value.name, value.dtype, identity(numbers)
         case Access():
             parts = (value.value, value.thread, value.origin, value.guard)
             return identity(value.buffer), identity(parts)

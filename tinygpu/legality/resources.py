@@ -22,7 +22,6 @@ from typing import Any
 
 import numpy as np
 
-from tinygpu.isa.fragment import FRAGMENTS
 from tinygpu.isa.memory import DTYPES
 from tinygpu.legality.reach import Case, Clause, Place, product
 from tinygpu.term.operation import LARGEST_SIZE
@@ -118,7 +117,7 @@ def _held_at_once(case: Case, sums: dict[str, dict[str, Buffer]]) -> Iterator[tu
     seen: set[tuple[str, ...]] = set()
     for place in case.places:
         kept = sums.get(place.role.name, {})
-        live = {a.buffer.name: a.buffer for a in place.do.accesses if not a.buffer.fragment}
+        live = {a.buffer.name: a.buffer for a in place.do.accesses}
         live = {n: b for n, b in sorted((kept | live).items()) if b.level == "registers"}
         if live and tuple(live) not in seen:
             seen.add(tuple(live))
@@ -129,12 +128,7 @@ def held_registers(buffers: Iterable[Buffer]) -> Any:
     """Return how many 32-bit registers of a thread hold its share of the buffers."""
     need: Any = 0
     for buffer in buffers:
-        share: Any = buffer.bytes
-        if buffer.fragment:
-            rows, columns = buffer.shape
-            share = FRAGMENTS[buffer.fragment].per_thread((rows, columns)) * buffer.stages
-            share = share * buffer.type.bytes
-        need = need + (share + 3) // 4
+        need = need + (buffer.bytes + 3) // 4
     return need
 
 

@@ -86,7 +86,6 @@ def cluster_size(case: Case) -> Iterator[Clause]:
 def issuers(case: Case, place: Place) -> Iterator[Clause]:
     """Check that as many threads execute a statement as its instruction has."""
     do, role = place.do, place.role
-    together = do.instruction.of_warps or any(a.buffer.fragment for a in do.accesses)
     match do.instruction.issuer:
         case "one":
             yield Clause(place.elected, "{}: each thread of {} issues it", (do, role.name))
@@ -96,7 +95,7 @@ def issuers(case: Case, place: Place) -> Iterator[Clause]:
             yield Clause(place.threads == _WARPGROUP, text, (do, role.name, place.threads))
         case "warp" | "thread":
             text = "{}: one thread has no lanes beside it"
-            yield Clause(not (together and place.elected), text, (do,))
+            yield Clause(not (do.instruction.of_warps and place.elected), text, (do,))
 
 
 def collective(case: Case) -> Iterator[Clause]:

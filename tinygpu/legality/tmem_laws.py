@@ -25,6 +25,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tinygpu.legality.law import Law
+from tinygpu.legality.placement import memory_step
 from tinygpu.legality.reach import Case, Clause, Place, origin_of
 from tinygpu.legality.tcgen05_inputs import INPUT_LAWS, SLICE_BYTES, multiplying, placed
 from tinygpu.term.program import (
@@ -118,15 +119,15 @@ def lanes(case: Case, place: Place) -> Iterator[Clause]:
         return
     (source,) = (r for r in do.reads if isinstance(r, Access))
     tmem, held = (source, do.write) if source.buffer.level == "tmem" else (do.write, source)
-    yield Clause(held.buffer.fragment == "row", "{}: {} is no row a thread", (do, held.buffer.name))
-    same: Any = True
-    for one, other in zip(tmem.value, held.value, strict=True):
-        same = same & (one[0] == other[0]) & (one[1] == other[1])
-    for access in (tmem, held):
-        constant, terms = origin_of(case, access, 0)
-        same = same & (constant == 0)
-        for _, step in terms:
-            same = same & (step == 0)
+    constant, terms = origin_of(case, tmem, 0)
+    same: Any = (constant == 0) & all(step == 0 for _, step in terms)
+    same = same & (tmem.value[0][0] == 0) & (tmem.value[0][1] == 1)
+    same = same & (memory_step(held, held.value[0]) == 1) & (len(do.values) == 1)
+    below: Any = 1
+    for count, (lane, column) in zip(do.threads, tmem.thread, strict=True):
+        same = same & (((lane == below) & (column == 0)) | (count == 1))
+        below = below * count
+    same = same & (below == LANES)
     text = "{}: thread t has lane t (a warp w those from 32 (w mod 4) on), and is given others"
     yield Clause(same, text, (do,))
     count = do.values[0]

@@ -39,7 +39,6 @@ from numpy.typing import NDArray
 
 from tinygpu.errors import TinyGpuError
 from tinygpu.isa.algebra import Algebra
-from tinygpu.isa.fragment import FRAGMENTS
 from tinygpu.isa.memory import DTYPES
 from tinygpu.isa.mma_sync import products
 from tinygpu.isa.wgmma import joined, rows_of
@@ -403,8 +402,6 @@ class _Work:
         if not mine.size:
             return
         algebra, size = self.run.algebra, extent(do.values)
-        if tile:
-            self.owners(do, group)
         for low, high in pairwise(self.cuts(do, group, tile, size)):
             modes = _modes(do, low, high)
             arguments = [self.read(do, r, group, mine, tile, low, high, modes) for r in do.reads]
@@ -478,21 +475,6 @@ class _Work:
         every: Values = np.broadcast_to(values, (len(values), mine.size, values.shape[2]))[:, at]
         return every
 
-    def owners(self, do: Do, group: _Group) -> None:
-        """Ask whether values stay in their threads: each fragment gives them the same one."""
-        held = [a for a in do.accesses if a.buffer.fragment]
-        if len(held) < 2:
-            return
-        key = (id(do), "owners", *(tuple(map(str, a.origin)) for a in held))
-        origins = tuple(tuple(o.evaluate(group.env) for o in a.origin) for a in held)
-        known = (*key, origins)
-        if known in self.cut:
-            return
-        self.cut[known] = []
-        found = [_owners(a.buffer)[self.cells(do, a, group, True).cell] for a in held]
-        if any((one != found[0]).any() for one in found[1:]):
-            self.find("shuffle", do, "moves values between threads; align the tiles")
-
     # Where values are
 
     def cells(self, do: Do, access: Access, group: _Group, tile: bool) -> Touched:
@@ -527,9 +509,7 @@ class _Work:
             raise NotCanonicalError(f"{buffer.name} is read at index {index}, which is not written")
         shape: tuple[int, ...] = (int(buffer.stage_elements), self.grid.ctas * int(buffer.copies))
         if registers:
-            shape = (int(buffer.stage_elements), self.instances)
-            if not buffer.fragment:
-                shape = (shape[0], self.threads, shape[1])
+            shape = (int(buffer.stage_elements), self.threads, self.instances)
         if len(self.run.program.roles) == 1:  # else others read them later
             held.pop((buffer.name, index - int(buffer.stages)), None)
         held[key] = np.full(shape, np.nan)
@@ -611,9 +591,7 @@ class _Work:
                     found = stage[column]
                 if modes:
                     found = found.reshape(*shape, *found.shape[1:])
-                if source.buffer.fragment:
-                    found = found[..., None, :]
-                elif mine.size < self.threads:
+                if mine.size < self.threads:
                     found = found[..., mine, :]
                 return found if group.whole else found[..., group.who]
             case Access():
@@ -647,13 +625,7 @@ class _Work:
         touched = self.cells(do, access, group, tile)
         if buffer.level == "registers":
             column = touched.cell[low:high, 0]
-            if buffer.fragment:
-                kept = np.broadcast_to(values, (high - low, 1, many))[:, 0]
-                if group.whole:
-                    stage[column] = kept
-                else:
-                    stage[column[:, None], group.who] = kept
-            elif do.where is not None:
+            if do.where is not None:
                 kept = np.broadcast_to(values, (high - low, mine.size, many))
                 holds = self.holds(do, group, mine)[low:high]
                 one, other, last = np.nonzero(np.broadcast_to(holds, kept.shape))
@@ -948,12 +920,3 @@ def _plain(env: Env, access: Access) -> Mapping[str, int]:
     if not any(isinstance(env[n], np.ndarray) for n in names):
         return env
     return {n: int(np.ravel(x)[0]) if isinstance(x, np.ndarray) else x for n, x in env.items()}
-
-
-def _owners(buffer: Buffer) -> Integers:
-    """Return the thread that holds each cell of a stage of a fragment."""
-    shape = (int(buffer.shape[0]), int(buffer.shape[1]))
-    rows, columns = FRAGMENTS[buffer.fragment].places(shape)
-    owner = np.full(int(buffer.stage_elements), -1)
-    owner[np.asarray(buffer.layout((rows, columns)))] = np.arange(len(rows))[:, None]
-    return owner

@@ -33,9 +33,7 @@ from typing import Any, Literal, assert_never
 import numpy as np
 from numpy.typing import NDArray
 
-from tinygpu.errors import ProgramError
 from tinygpu.isa.algebra import FLOATS, Algebra
-from tinygpu.isa.fragment import FRAGMENTS
 from tinygpu.isa.memory import DType
 from tinygpu.meaning.race import Finding, GlobalArray, Integers, Kind, Party, Shared, Stages, Use
 from tinygpu.meaning.touched import Toucher
@@ -203,47 +201,16 @@ class ThreadBarrier:
 
 
 class Registers(Stages):
-    """Registers by stage: of a tile if the buffer is a fragment, else each of ``threads`` its own.
-
-    ``owner``: the thread that holds each cell of a fragment.
-    """
+    """Registers by stage, each of ``threads`` its own."""
 
     def __init__(self, buffer: Buffer, threads: int) -> None:
         """Poison every register."""
         self.buffer = buffer
-        self.owner: Integers | None = None
-        shape: tuple[int, ...] = (int(buffer.stages), int(buffer.stage_elements))
-        if buffer.fragment:
-            if FRAGMENTS[buffer.fragment].threads != threads:
-                raise ProgramError(
-                    f"{buffer.name}: fragment {buffer.fragment} is of "
-                    f"{FRAGMENTS[buffer.fragment].threads} threads, a copy of the role has "
-                    f"{threads}; give the role as many"
-                )
-            self.owner = _owners(buffer)
-        else:
-            shape += (threads,)
-        super().__init__(shape)
+        super().__init__((int(buffer.stages), int(buffer.stage_elements), threads))
 
     def keep(self, alive: NDArray[np.bool_]) -> None:
         """Let the other threads leave."""
-        if self.owner is None:
-            self.value, self.index = self.value[..., alive], self.index[..., alive]
-
-
-def _owners(buffer: Buffer) -> Integers:
-    """Return the thread that holds each cell of a stage."""
-    shape = (int(buffer.shape[0]), int(buffer.shape[1]))
-    rows, columns = FRAGMENTS[buffer.fragment].places(shape)
-    owner = np.full(int(buffer.stage_elements), -1)
-    cells = np.asarray(buffer.layout((rows, columns)))
-    if int(cells.max()) >= len(owner):
-        raise ProgramError(
-            f"{buffer.name}: a stage of {len(owner)} cells has no cell {int(cells.max())}; "
-            "give it as many as its layout reaches"
-        )
-    owner[cells] = np.arange(len(rows))[:, None]
-    return owner
+        self.value, self.index = self.value[..., alive], self.index[..., alive]
 
 
 @dataclass(slots=True, eq=False)
@@ -586,12 +553,11 @@ def _add_agents(cta: Cta, tiles: Tiles) -> None:
     for role in program.roles:
         held = [b for b in buffers_of(role.body) if b.level == "registers"]
         for copy in range(int(role.copies)):
-            shared = {b.name: Registers(b, int(role.threads)) for b in held if b.fragment}
             team = Team(role, copy, first, _elects(role.body), _is_late(role.body))
             env = {**around, role.copy: copy} if role.copy else around
             for mine in next(parts):
-                own = {b.name: Registers(b, mine.size) for b in held if not b.fragment}
-                agent = Agent(number, cta=cta, team=team, threads=mine, registers={**shared, **own})
+                own = {b.name: Registers(b, mine.size) for b in held}
+                agent = Agent(number, cta=cta, team=team, threads=mine, registers=own)
                 agent.steps = _unfold(role.body, env, tiles, program, leads=agent.leads)
                 number += 1
                 team.agents.append(agent)

@@ -62,14 +62,13 @@ class Who:
     """Which threads of an agent execute a Do, and on which values of a tile.
 
     ``numbers`` are the threads whose coordinates are asked for, ``key`` stands for them.
-    ``threads``: whose each value is.  ``rows``: the values of a tile that the agent's threads hold.
+    ``threads``: whose each value is.
     ``mine``: positions of the threads among the agent's, if they are not all.
     """
 
     numbers: Integers
     key: object
     threads: Integers
-    rows: Integers | None = None
     mine: Integers | None = None
 
 
@@ -94,8 +93,7 @@ class Selection:
 
 def is_tile(do: Do) -> bool:
     """Whether the values are those of a tile, and not of each thread."""
-    together = do.instruction.issuer in ("warpgroup", "one") and not do.threads
-    return together or any(a.buffer.fragment for a in do.accesses)
+    return do.instruction.issuer in ("warpgroup", "one") and not do.threads
 
 
 TOGETHER = Who(_ONE, "tile", _ONE[:, None])
@@ -114,21 +112,7 @@ def who_of(agent: Agent, do: Do, env: Mapping[str, int]) -> Who:
                 numbers = numbers[mine]
             known[key] = Who(numbers, key, numbers[None, :], mine=mine)
         return cast("Who", known[key])
-    held = [a for a in do.accesses if a.buffer.fragment]
-    key = (id(do), agent.key, *(tuple(o.evaluate(env) for o in a.origin) for a in held))
-    if key not in known:
-        owners = []
-        for access in held:
-            owner = agent.registers[access.buffer.name].owner
-            assert owner is not None
-            owners.append(owner[place_of(agent, do, access, env, TOGETHER).cell[:, 0]])
-        if any(np.any(owner != owners[0]) for owner in owners[1:]):
-            text = "moves values between threads: their fragments differ there; align the tiles"
-            agent.cta.cluster.find("shuffle", agent, do, text)
-        owner = owners[0] if owners else np.zeros(extent(do.values), np.int64)
-        rows = np.flatnonzero(np.isin(owner, agent.threads))
-        known[key] = Who(_ONE, key, owner[rows][:, None], rows)
-    return cast("Who", known[key])
+    return TOGETHER
 
 
 def place_of(agent: Agent, do: Do, access: Access, env: Mapping[str, int], who: Who) -> Selection:
@@ -141,8 +125,8 @@ def place_of(agent: Agent, do: Do, access: Access, env: Mapping[str, int], who: 
         if key not in run.known:
             buffer = access.buffer
             tile = asked == "tile" and not do.threads
-            if tile and buffer.level == "registers" and not buffer.fragment:
-                raise ProgramError(f"{do}: {buffer.name} is no fragment; tiles lie in fragments")
+            if tile and buffer.level == "registers":
+                raise ProgramError(f"{do}: {buffer.name} is each thread's own; tiles lie in memory")
             touched = run.touch.on_chip(do, access, who.numbers, asked, env)
             run.known[key] = _placed(touched, who)
         place = cast("Selection", run.known[key])
@@ -154,8 +138,6 @@ def place_of(agent: Agent, do: Do, access: Access, env: Mapping[str, int], who: 
 
 def _placed(touched: Touched, who: Who) -> Selection:
     cell, taken, left = touched.cell, touched.taken, touched.left
-    if who.rows is not None:
-        cell, taken = cell[who.rows], taken[who.rows]
     if cell.shape[1] < who.threads.shape[1]:  # registers: each thread's are like the first's
         return Selection(cell, taken, True, _ONE[:0], _ONE[:0], touched.faults)
     threads = np.broadcast_to(who.threads, taken.shape)
@@ -302,12 +284,12 @@ class _Spot:
 
     def threads(self, low: int, high: int) -> Integers:
         """Return whose each value is."""
-        return self.who.threads if self.who.rows is None else self.who.threads[low:high]
+        return self.who.threads
 
     def at(self, low: int, high: int) -> Any:
         """Return where values are in a stage."""
         cell = self.place.cell[low:high]
-        if isinstance(self.memory, Registers) and self.memory.owner is None:
+        if isinstance(self.memory, Registers):
             return cell[:, 0] if self.who.mine is None else np.ix_(cell[:, 0], self.who.mine)
         return cell
 
@@ -327,7 +309,7 @@ def execute(agent: Agent, do: Do, env: Mapping[str, int]) -> None:
     use = None
     for spot in spots:
         use = _touch(agent, do, spot, writes=spot is spots[-1])
-    cuts = _cuts(run, do, spots, len(who.threads) if who.rows is not None else extent(do.values))
+    cuts = _cuts(run, do, spots, extent(do.values))
     for low, high in pairwise(cuts):
         reads = iter(spots)
         arguments = [

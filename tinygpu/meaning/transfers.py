@@ -349,31 +349,30 @@ def _transfer(agent: Agent, do: Do, env: Env) -> None:
     loads = write.buffer.level == "registers"
     held, other = (write, source) if loads else (source, write)
     name, who = held.buffer.name, who_of(agent, do, env)
-    if not held.buffer.fragment:
-        raise ProgramError(f"{do}: {name} is no fragment; rows lie in one")
+    if not who.threads.size:
+        return
     mine, there = (place_of(agent, do, a, env, who) for a in (held, other))
-    own = (mine.taken & there.taken)[:, 0]
     registers, stage = agent.registers[name], stage_of(held, env)
     memory, at = agent.cta.memory(agent, other.buffer), stage_of(other, env)
     use = Use(do, agent, there.cells, there.threads, not loads, plain=False, tensor=True)
     claim(memory, at, use)
-    whose = mine.cell[own, 0]
     for other_flight in [f for g in ("tcgen05.ld", "tcgen05.st") for f in agent.under_way(g)]:
-        if other_flight.holds(name, stage, whose, writes=loads):
+        if other_flight.holds(name, stage, mine.cell, writes=loads):
             text = f"touches {name} while {other_flight.do} may be under way; tcgen05.wait"
             agent.cta.cluster.find("unwaited", agent, do, text, name, str(other_flight.do))
+    own = np.arange(agent.threads.size) if who.mine is None else who.mine
     ends: list[tuple[Any, ...]] = [
-        (memory, at, there.cell[own, 0], other.index.evaluate(env)),
-        (registers, stage, whose, held.index.evaluate(env)),
+        (memory, at, there.cell, other.index.evaluate(env)),
+        (registers, stage, np.ix_(mine.cell[:, 0], own), held.index.evaluate(env)),
     ]
     (giver, given, cells, index), (taker, taken, places, written) = ends if loads else ends[::-1]
     taker.put(taken, places, np.nan, UNWRITTEN)
 
     def land() -> None:
-        stale(agent, do, giver, given, cells, index)
+        stale(agent, do, giver, given, cells, index, cells=there.cell)
         taker.put(taken, places, giver.value[given][cells], written)
 
-    flight = InFlight(do, land, [use], held=[(name, stage, whose, loads)])
+    flight = InFlight(do, land, [use], held=[(name, stage, mine.cell, loads)])
     agent.open["tcgen05.ld" if loads else "tcgen05.st"].append(flight)
     agent.cta.cluster.launch(flight)
 

@@ -35,7 +35,6 @@ from typing import Any
 import numpy as np
 
 from tinygpu.errors import ProgramError, nearest, require_kind
-from tinygpu.isa.fragment import FRAGMENTS
 from tinygpu.isa.memory import DTYPES, GMEM, REGISTERS, SMEM, TMEM, DType
 from tinygpu.term.layout import Layout, Swizzle
 
@@ -147,11 +146,9 @@ class Buffer:
 
     Strides count elements.  ``stage_elements`` is the distance between a ring's stages.
     ``swizzle`` = (bits, base, shift) of ``tinygpu.term.layout.Swizzle``, on elements; 0 bits: none.
-    ``fragment``: registers of many threads that hold one tile together, shared out as
-    ``tinygpu.isa.fragment`` says ("": each thread has registers of its own).  ``copies`` above 1:
-    shared memory of which each copy of the role that uses it has its own.  With ``home`` = a
-    cluster axis's variable, what CTAs along it write goes to the one that the access names
-    (``peer``); each reads its own.
+    ``copies`` above 1: shared memory of which each copy of the role that uses it has its own.  With
+    ``home`` = a cluster axis's variable, what CTAs along it write goes to the one that the access
+    names (``peer``); each reads its own.
     Tensor memory (level "tmem") has the shape (128 lanes, elements): a column of 32 bits is one
     element, or as many narrower ones as it holds.
     """
@@ -164,7 +161,6 @@ class Buffer:
     stages: int = 1
     stage_elements: int = 0
     swizzle: tuple[int, int, int] = (0, 0, 0)
-    fragment: str = ""
     copies: int = 1
     home: str = ""
 
@@ -173,9 +169,6 @@ class Buffer:
             raise ProgramError(f"buffer {self.name}: {self.dtype}; {nearest(self.dtype, DTYPES)}")
         if self.level not in _LEVELS:
             raise ProgramError(f"buffer {self.name}: {self.level}; {nearest(self.level, _LEVELS)}")
-        if self.fragment and self.fragment not in FRAGMENTS:
-            text = f"buffer {self.name}: fragment {self.fragment}"
-            raise ProgramError(f"{text}; {nearest(self.fragment, FRAGMENTS)}")
         named = [n for n in (*self.shape, *self.stride) if isinstance(n, str)]
         if named and self.level != "gmem":
             raise ProgramError(f"buffer {self.name}: {named[0]} in {self.level}; give a number")
@@ -220,15 +213,15 @@ class Buffer:
         return text + (f", of peers along {self.home}" if self.home else "")
 
 
-def registers(name: str, dtype: str, *shape: int, stages: int = 1, fragment: str = "") -> Buffer:
-    """Make a buffer of registers, first dimension slowest: each thread's, or a tile's fragment."""
+def registers(name: str, dtype: str, *shape: int, stages: int = 1) -> Buffer:
+    """Make a buffer of each thread's registers, first dimension slowest."""
     stride: list[int] = []
     size: int = 1
     for extent in reversed(shape):
         stride.insert(0, size)
         size = size * extent
     tile = tuple(shape)
-    return Buffer(name, "registers", dtype, tile, tuple(stride), stages, size, fragment=fragment)
+    return Buffer(name, "registers", dtype, tile, tuple(stride), stages, size)
 
 
 @dataclass(frozen=True, slots=True)

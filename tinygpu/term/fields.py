@@ -33,8 +33,7 @@ KNOWN: Mapping[str, frozenset[str]] = {
         "addressing guards ctas_per_sm at_most barriers cluster persistent early snake",
         "Role": "name threads body copies copy registers",
         "Axis": "var extent down",
-        "Buffer": "name level dtype shape stride stages stage_elements swizzle fragment copies "
-        "home",
+        "Buffer": "name level dtype shape stride stages stage_elements swizzle copies home",
         "Access": "buffer value thread origin index guard outside trimmed peer",
         "Affine": "constant terms",
         "Immediate": "number",

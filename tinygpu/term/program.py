@@ -666,10 +666,8 @@ def _misused(do: Do) -> str:
                 return f"{how.name} has no {field}; leave it out"
     if isinstance(do.across, int) and do.across and (how.unit != "shuffle" or how.folds):
         return f"{how.name} has no across; leave it out"
-    if do.lanes is not None and (
-        how.issuer == "one" or any(a.buffer.fragment for a in do.accesses)
-    ):
-        return "a tile is moved by all who hold it; leave its lanes out"
+    if do.lanes is not None and how.issuer == "one":
+        return "one thread issues it; leave its lanes out"
     return _predicated(do) if do.where else ""
 
 
@@ -677,8 +675,12 @@ def _predicated(do: Do) -> str:
     """Say why a statement cannot have its predicate; "" if it can."""
     how, where = do.instruction, do.where
     assert where is not None
-    own = do.write.buffer.level == "registers" and not any(a.buffer.fragment for a in do.accesses)
-    if not own or how.lower or how.issuer != "thread" or how.unit not in _PREDICATED:
+    if (
+        do.write.buffer.level != "registers"
+        or how.lower
+        or how.issuer != "thread"
+        or how.unit not in _PREDICATED
+    ):
         return f"{how.name} has no predicate; fma, alu, mufu and mov on a thread's own registers do"
     if do.write.buffer.dtype not in ("f32", "f64"):
         return f"{do.write.buffer.name} is {do.write.buffer.dtype}; a predicate is of f32 or f64"
@@ -692,9 +694,7 @@ def _predicated(do: Do) -> str:
 
 def _loads(statement: Do | Exit) -> bool:
     """Return whether it is a load of each thread's own values."""
-    if not isinstance(statement, Do) or statement.write.buffer.fragment:
-        return False
-    return statement.instruction.loads
+    return isinstance(statement, Do) and statement.instruction.loads
 
 
 def select(condition: Any, then: Any, otherwise: Any) -> Any:

@@ -25,13 +25,13 @@ Source: PTX ISA 9, "Tensor Memory", "Data Path Layout Organization".
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tinygpu.term.program import Buffer, Program, select
+from tinygpu.term.program import Buffer, Do, Program, select
 
 __all__ = [
     "COLUMNS",
@@ -90,6 +90,13 @@ class RowLanes:
     def halves(self) -> Any:
         """Return in how many parts the columns lie, each in lanes of its own."""
         return select(self.rows == LANES // 2, 2, 1) if self.paired else 1
+
+    def of(self, do: Do) -> Do:
+        """Return a statement by the threads that have these lanes: near, none, further on."""
+        near, apart = self.near, self.apart
+        full = apart // near
+        lanes = None if isinstance(full, int) and full == 1 else (near, full, 0)
+        return replace(do, threads=(near, full, LANES // apart), lanes=lanes)
 
 
 TENSOR_MEMORY = "tcgen05"

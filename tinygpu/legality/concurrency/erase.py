@@ -77,7 +77,6 @@ from tinygpu.term.program import (
     Wait,
     changed,
     each,
-    walk,
     walked,
 )
 
@@ -135,11 +134,10 @@ def kind_of(do: Do) -> Kind:
 def erase(program: Program) -> Program:
     """Return what a program's concurrency depends on.  Its numbers have to be ints."""
     ranks = tuple((name, 0, int(extent), True) for name, extent in program.cluster)
-    wanted = _fragments(program)
     bodies = []
     for role in program.roles:
         copies = ((role.copy, 0, int(role.copies), True),) if role.copy else ()
-        body = _lowered(role.body, int(role.threads), (*ranks, *copies), wanted)
+        body = _lowered(_of_their_lanes(role.body), int(role.threads), (*ranks, *copies))
         flying = {b.name for do in _dos(body) if kind_of(do) != "plain" for b in _private(do)}
         body = _answered(body, flying)
         asked = flying | {b.name for do in _dos(body) for b in _private(do, reads_only=True)}
@@ -230,12 +228,27 @@ def _private(do: Do, *, reads_only: bool = False) -> Iterator[Buffer]:
             yield access.buffer
 
 
-def _lowered(body: Body, threads: int, loops: tuple[Loop, ...], wanted: Mapping[str, int]) -> Body:
+def _of_their_lanes(body: Body) -> Body:
+    """Return statements that write registers without lanes, where nobody else touches those."""
+    lanes: dict[str, set[tuple[int, int, int] | None]] = {}
+    for do in _dos(body):
+        for buffer in _private(do):
+            lanes.setdefault(buffer.name, set()).add(do.lanes)
+
+    def whole(s: Statement) -> Statement:
+        if isinstance(s, Do) and s.lanes and len(lanes.get(s.write.buffer.name, ())) == 1:
+            return replace(s, lanes=None)
+        return s
+
+    return changed(body, whole) if any(do.lanes for do in _dos(body)) else body
+
+
+def _lowered(body: Body, threads: int, loops: tuple[Loop, ...]) -> Body:
     """Return statements without maps and numbers that order nothing."""
     out: list[Statement] = []
     for s in body:
         if s.accesses:
-            out.append(_bare(s, threads, loops, wanted))
+            out.append(_bare(s, threads, loops))
             continue
         s = _whole(s).with_forms(normal)
         if isinstance(s, Block):
@@ -245,7 +258,7 @@ def _lowered(body: Body, threads: int, loops: tuple[Loop, ...], wanted: Mapping[
                 if not isinstance(s.trips, str):
                     more = (*loops, (s.var, s.start, s.trips, False))
             many = 1 if isinstance(s, Elect) else threads
-            s = replace(s, body=_lowered(s.body, many, more, wanted))
+            s = replace(s, body=_lowered(s.body, many, more))
         out.append(s)
     return tuple(out)
 
@@ -267,9 +280,7 @@ def _barrier(barrier: Barrier) -> Barrier:
     return Barrier(barrier.name, int(barrier.stages), int(barrier.arrivals), barrier.home, number)
 
 
-def _bare(
-    do: Statement, threads: int, loops: tuple[Loop, ...], wanted: Mapping[str, int]
-) -> Statement:
+def _bare(do: Statement, threads: int, loops: tuple[Loop, ...]) -> Statement:
     """Return a statement with footprints in the place of maps."""
     if isinstance(do, Exit):
         moved = zip(do.threads, do.access.thread, strict=True)
@@ -286,7 +297,7 @@ def _bare(
     landed = prod(map(int, do.values)) * do.write.buffer.type.bytes if do.signal else 1
     return Do(
         _untyped(do.instruction),
-        _footprint(do, threads, loops, wanted),
+        _footprint(do, threads, loops),
         reads,
         (landed,),
         signal=(_barrier(do.signal[0]), normal(do.signal[1])) if do.signal else None,
@@ -310,16 +321,12 @@ def _buffer(buffer: Buffer) -> Buffer:
     )  # fmt: skip
 
 
-def _footprint(
-    do: Do, threads: int, loops: tuple[Loop, ...], wanted: Mapping[str, int]
-) -> Footprint:
+def _footprint(do: Do, threads: int, loops: tuple[Loop, ...]) -> Footprint:
     """Return what a statement's write fills."""
     write = do.write
     if write.buffer.level == "gmem":
         return Footprint(_NOWHERE)
-    together = (not do.threads and do.instruction.issuer != "thread") or any(
-        a.buffer.fragment for a in do.accesses
-    )  # fmt: skip
+    together = not do.threads and do.instruction.issuer != "thread"
     origin = tuple(normal(o) for o in write.origin)
     named = {name for o in origin for name, _ in o.terms}
     around = tuple(loop for loop in loops if loop[0] in named)
@@ -336,9 +343,6 @@ def _footprint(
     family = tuple(name for name, _, _, others in loops if (over if name in named else not others))
     if write.buffer.level == "tmem":
         part = Fraction(1)  # which lanes and columns are another law's matter
-    elif write.buffer.fragment:  # what nobody reads need not be written
-        cells = part * prod(map(int, write.buffer.shape))
-        part = min(Fraction(1), cells / wanted.get(write.buffer.name, 1))
     return Footprint(
         _buffer(write.buffer), index=normal(write.index), part=part, own=own, family=family,
         along=tuple(loop[0] for loop in around), once=once, cells=bits, peer=int(write.peer),
@@ -346,7 +350,7 @@ def _footprint(
 
 
 def tile_cells(program: Program) -> dict[str, tuple[bytes, bytes]]:
-    """Return of each tile in registers or tensor memory a bit for each cell written, and read.
+    """Return of each tile in tensor memory a bit for each cell written, and read.
 
     That is at any index.  No bits: a place is not known.  What a statement adds to it only writes.
     """
@@ -362,14 +366,16 @@ def tile_cells(program: Program) -> dict[str, tuple[bytes, bytes]]:
             for access in s.accesses:
                 buffer = access.buffer
                 reads = access is not s.write
-                if not (buffer.fragment or buffer.level == "tmem") or (reads and access == s.write):
+                if buffer.level != "tmem" or (reads and access == s.write):
                     continue
                 origin = tuple(normal(o) for o in access.origin)
                 named = {name for o in origin for name, _ in o.terms}
                 values = (access.value, tuple(map(int, s.values)))
                 moving = tuple(loop for loop in loops if loop[0] in named)
                 shape = tuple(map(int, buffer.shape))
-                *_, bits = _cells(False, shape, origin, values, ((), ()), None, 1, moving)
+                by = (access.thread, tuple(map(int, s.threads)))
+                many = int(role.threads) if s.threads else 1
+                *_, bits = _cells(False, shape, origin, values, by, s.lanes, many, moving)
                 both = found.setdefault(buffer.name, [np.zeros(-(-prod(shape) // 8), np.uint8)] * 2)
                 here, old = np.frombuffer(bits, np.uint8), both[reads]
                 both[reads] = None if old is None or not here.size else old | here
@@ -378,30 +384,6 @@ def tile_cells(program: Program) -> dict[str, tuple[bytes, bytes]]:
 
 def _bytes(bits: NDArray[np.uint8] | None) -> bytes:
     return b"" if bits is None else bits.tobytes()
-
-
-def _fragments(program: Program) -> dict[str, int]:
-    """Return of each tile in registers the most cells that one statement reads."""
-    found: dict[str, int] = {}
-    for statement, around in walk(program):
-        if not isinstance(statement, Do):
-            continue
-        loops = tuple(
-            (s.var, int(s.start), int(s.trips), False)
-            for s in around if isinstance(s, For) and not isinstance(s.trips, str)
-        )  # fmt: skip
-        for access in statement.reads:
-            if isinstance(access, Access) and access.buffer.fragment:
-                origin = tuple(normal(o) for o in access.origin)
-                named = {name for o in origin for name, _ in o.terms}
-                shape = tuple(map(int, access.buffer.shape))
-                values = (access.value, tuple(map(int, statement.values)))
-                moving = tuple(loop for loop in loops if loop[0] in named)
-                part, *_ = _cells(True, shape, origin, values, ((), ()), None, 1, moving)
-                turns = prod(max(0, stop - start) for _, start, stop, _ in moving)
-                cells = int(part * prod(shape) * turns)
-                found[access.buffer.name] = max(found.get(access.buffer.name, 1), cells)
-    return found
 
 
 Modes = tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]

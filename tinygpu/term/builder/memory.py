@@ -26,7 +26,7 @@ from tinygpu.term.builder.scopes import Scopes
 from tinygpu.term.expression import Constant, Expression, apply, value
 from tinygpu.term.operation import REDUCERS, Operation
 from tinygpu.term.program import Access, Affine, Buffer, registers, select, var
-from tinygpu.term.tensor_memory import LANES, RowLanes
+from tinygpu.term.tensor_memory import RowLanes
 
 __all__ = [
     "Arithmetic",
@@ -368,8 +368,7 @@ class DataMovement(Scopes):
 
     def _rows(self, name: str, dtype: str, digits: tuple[str, ...], lanes: RowLanes) -> Held:
         """Declare registers for columns of lanes: each thread of a warpgroup has its own."""
-        shape = (LANES, self._digits.extent(digits[-1]))
-        buffer = registers(self._free(name), dtype, *shape, fragment="row")
+        buffer = registers(self._free(name), dtype, self._digits.extent(digits[-1]))
         return Held(self._digits, buffer, digits, index=self._part(), lanes=lanes)
 
     def _into(self, into: str, name: str, dtype: str, *digits: str) -> Held:
@@ -459,13 +458,14 @@ class DataMovement(Scopes):
         further = tuple(
             select(lanes.halves == 2, h, r * lanes.near) for h, r in zip(half, rows, strict=True)
         )
-        there = Access(part.array.buffer, (column, rows, further), index=part.use)
+        by = (rows, (0,) * len(rows), further)
+        there = Access(part.array.buffer, (column,), by, index=part.use)
         if part.array.buffer.level == "gmem":
             guard = (True,) * len(part.array.axes)
-            there = replace(self._access(part, place, ()), value=there.value, guard=guard)
+            there = replace(self._access(part, place, ()), value=(column,), thread=by, guard=guard)
         store = INSTRUCTIONS[f"st.{_SPACES[part.array.buffer.level]}"]
         vector = self._vector(part, replace(place, last=digits[-1]), vector)
-        self._append(term.Do(store, there, (read,), values, vector=vector))
+        self._append(lanes.of(term.Do(store, there, (read,), values, vector=vector)))
 
     def cast(self, held: Held, dtype: str, *, into: str | Held = "") -> Held:
         """Round to a type; what has the type already is returned as it is.
@@ -483,7 +483,8 @@ class DataMovement(Scopes):
             rounded = replace(rounded, index=held.index)
         read, values = self._in_full(held)
         write, _ = self._in_full(rounded)
-        self._append(term.Do(INSTRUCTIONS["cvt"], write, (read,), values))
+        move = term.Do(INSTRUCTIONS["cvt"], write, (read,), values)
+        self._append(held.lanes.of(move) if held.lanes else move)
         return rounded
 
     def leave_outside(self, part: Piece) -> None:
@@ -679,12 +680,8 @@ class DataMovement(Scopes):
         if not held.lanes:
             modes = held.digits[::-1]
             return self._own(held, modes), self._digits.extents(modes)
-        _, rows, column = held.digits
-        lanes, extent = held.lanes, self._digits.extent
-        steps = ((0, 1), (1, 0), (lanes.apart, 0))
-        further = extent(rows) // lanes.near * lanes.halves
-        access = Access(held.buffer, steps, index=held.index or Affine())
-        return access, (extent(column), lanes.near, further)
+        access = Access(held.buffer, ((1,),), ((0,),) * 3, index=held.index or Affine())
+        return access, self._digits.extents(held.digits[-1:])
 
 
 class Arithmetic(DataMovement):

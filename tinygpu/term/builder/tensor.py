@@ -422,8 +422,9 @@ class TensorInstructions(Arithmetic):
             origin, step = var(digit, step) + origin, step * self._digits.extent(digit)
         held = self._rows(name, array.dtype, (half, rows, column), lanes)
         write, values = self._in_full(held)
-        read = Access(array.buffer, write.value, (), (Affine(), origin), part.use)
-        self._append(term.Do(INSTRUCTIONS["tcgen05.ld"], write, (read,), values))
+        by = ((1, 0), (lanes.near, 0), (lanes.apart, 0))
+        read = Access(array.buffer, ((0, 1),), by, (Affine(), origin), part.use)
+        self._append(lanes.of(term.Do(INSTRUCTIONS["tcgen05.ld"], write, (read,), values)))
         return held
 
     def _in_lanes(self, tile: Piece, what: str) -> tuple[RowLanes, str, str]:
