@@ -50,7 +50,7 @@ from benchmarks.problems import (
 from benchmarks.record_terms import Words, meaning_lots, text_lots, verdict_lots
 from tinygpu.codegen.emit import emit
 from tinygpu.devices.device import Device
-from tinygpu.errors import TinyGpuError
+from tinygpu.errors import TinyGpuError, nearest
 from tinygpu.legality.laws import check_schedule
 from tinygpu.machines import MACHINES
 from tinygpu.meaning.identity import computes
@@ -374,8 +374,15 @@ def _of_terms(part: str) -> Iterator[Lot]:
         yield Lot(name, ("",), (_of_space(part, Space(*place_of(name))),))
 
 
-def _judged_lots() -> Iterator[Lot]:
+def _judged_lots(lot: str) -> Iterator[Lot]:
+    """Judge the terms of a lot, or of all; keep the others."""
+    if lot not in ("", *verdict_lots()):
+        raise SystemExit(f"error: lot {lot}: {nearest(lot, verdict_lots())}")
+    kept = {one.name: one for one in load("verdicts").lots} if lot else {}
     for name, entries_of in verdict_lots().items():
+        if lot not in ("", name):
+            yield kept[name]
+            continue
         entries = entries_of()
         values = tuple(judge() for _, judge in entries)
         yield Lot(name, (), values, _digest(n for n, _ in entries))
@@ -395,7 +402,7 @@ def load(part: str, folder: Path = FOLDER) -> Record:
     return Record(part, tuple(lots), tree.get("decisions", {}), tree["made_with"])
 
 
-def _write(part: str, folder: Path) -> Path:
+def _write(part: str, folder: Path, lot: str) -> Path:
     """Make a part and write it: a line for each lot, each word of the verdicts one character."""
     from rich.progress import track
 
@@ -407,7 +414,7 @@ def _write(part: str, folder: Path) -> Path:
     }
     tree: dict[str, Any] = {"part": part, "made_with": made_with}
     if part == "verdicts":
-        lots = list(track(_judged_lots(), part, total=len(verdict_lots())))
+        lots = list(track(_judged_lots(lot), part, total=len(verdict_lots())))
         words = sorted({value for lot in lots for value in lot.values})
         letter = {word: chr(ord("0") + i) for i, word in enumerate(words)}
         tree |= {"words": words}
@@ -440,12 +447,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     what.add_argument("--check", action="store_true", help="compare with what is recorded")
     what.add_argument("--write", action="store_true", help="record")
     parser.add_argument("--only", choices=PARTS, help="one part")
+    parser.add_argument("--lot", default="", help='of verdicts, one lot alone, as "hopper wrong"')
     parser.add_argument("--out", type=Path, default=FOLDER, help="folder of the records")
     given = parser.parse_args(arguments)
     differing = False
     for part in (given.only,) if given.only else PARTS:
         if given.write:
-            sys.stdout.write(f"wrote {_write(part, given.out)}\n")
+            sys.stdout.write(f"wrote {_write(part, given.out, given.lot)}\n")
             continue
         found = _check(part, given.out)
         sys.stdout.writelines(f"{line}\n" for line in found)

@@ -13,7 +13,7 @@ from tinygpu.devices.device import Device, load_device
 from tinygpu.errors import IllegalScheduleError
 from tinygpu.isa.instructions import INSTRUCTIONS
 from tinygpu.legality.laws import LAWS, Law, check_schedule, named, require_legal, serves
-from tinygpu.legality.reach import Case, Clause, exactly_once
+from tinygpu.legality.reach import Case, exactly_once
 from tinygpu.legality.role_laws import ROLE_LAWS
 from tinygpu.legality.tensor_laws import TENSOR_LAWS
 from tinygpu.legality.tmem_laws import TMEM_LAWS
@@ -73,7 +73,6 @@ TERMS: dict[str, Callable[[Program], Program]] = {
         p, p.buffers[-1], replace(p.buffers[-1], stage_elements=p.buffers[-1].stage_elements - 1)
     ),
     "barrier_ids": lambda p: _with(p, Sync(16)),
-    "instruction": lambda p: _with(p, _of_no_use(p)),
     "predicates": lambda p: _with(p, _far(p)),
 }
 
@@ -87,13 +86,6 @@ def _far(program: Program) -> Statement:
 def _with(program: Program, statement: Statement) -> Program:
     (role,) = program.roles
     return replace(program, roles=(replace(role, body=(*role.body, statement)),))
-
-
-def _of_no_use(program: Program) -> Do:
-    """Return a statement of an instruction whose own law nothing keeps."""
-    last = next(s for s in reversed(program.roles[0].body) if isinstance(s, Do))
-    law = lambda case, place: iter((Clause(False, "never"),))  # noqa: E731
-    return replace(last, instruction=replace(last.instruction, laws=(law,)))
 
 
 @pytest.mark.parametrize("law", [n for n in LAWS if n not in OTHERS])

@@ -50,12 +50,14 @@ from tinygpu.isa.fragment import Fragment
 from tinygpu.isa.instruction import Instruction, same
 from tinygpu.isa.instructions import INSTRUCTIONS
 from tinygpu.isa.memory import GMEM, REGISTERS
-from tinygpu.legality.laws import check_schedule
+from tinygpu.legality.laws import check_schedule, own_laws
+from tinygpu.legality.placement import inside
 from tinygpu.legality.reach import Case, Clause, Place
 from tinygpu.machines.ampere import STARTS
 from tinygpu.search.time.cost import cost
+from tinygpu.space.questions import ask
 from tinygpu.term.expression import value
-from tinygpu.term.machine import Value, instructions
+from tinygpu.term.machine import Chosen, Value, instructions
 from tinygpu.term.operation import Operand, Operation, Reduction
 from tinygpu.term.program import Commit, Do, Program, WaitGroup, walk
 from tinygpu.term.schedule import to_json
@@ -136,7 +138,7 @@ def test_its_completion_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_law_of_its_own_is_asked() -> None:
     problem = Problem.of(matmul("bf16", layout="nt"), m=64, n=4096, k=16384)
     found = check_schedule(SCHEDULE, SplitK(), problem, H200)
-    assert [v.law for v in found] == ["instruction"]
+    assert [v.law for v in found] == ["adds_in_f32"]
     assert "parts of k are added in bf16" in found[0].message
 
 
@@ -219,6 +221,7 @@ class Streams(MultiplyAdd):
 
 class Adds(Streams):
     last = replace(STORE, atomic=True)
+    instructions = (LOAD, last, MAD)
 
 
 def test_loads_and_stores_of_a_thread() -> None:
@@ -272,13 +275,16 @@ def test_a_word_that_no_walk_knows_is_refused() -> None:
 def multiply_add(**changes: Any) -> Program:
     """The term of ``MultiplyAdd`` with another instruction."""
 
+    own = replace(MAD, **changes)
+
     class Own(MultiplyAdd):
+        instructions = (*MultiplyAdd.instructions[:-1], own)
+
         def forward(self, k: Kernel) -> None:
             at = "i = (block thread v)"
             k.grid("block")
             k.threads(thread=self.threads)
             k.values(v=self.vector)
-            own = replace(MAD, **changes)
             k.store(k.output[at], k.apply(own, *(k.load(x[at]) for x in k.inputs)))
 
     operation = elementwise("x*z + w", inputs=("x", "z", "w"))
@@ -345,6 +351,7 @@ def test_another_reduction_than_it_says_is_found(monkeypatch: pytest.MonkeyPatch
     """Asynchronous, by TMA: it takes the maximum of the parts of k, not their sum."""
     most = replace(REDUCE, lower=partial(bulk_tensor, store="cp.reduce.async", how=".max"))
     monkeypatch.setattr("examples.reduce.REDUCE", most)
+    monkeypatch.setattr(SplitK, "instructions", (*SplitK.instructions[:-1], most))
     term = program(parts=2)
     assert verdict(term).legal
     assert [f.kind for f in check(term, {"m": 64, "n": 64, "k": 256}, seeds=(0,))] == [
@@ -660,3 +667,46 @@ def test_what_crosses_lanes_says_how() -> None:
     for by in (do.instruction, replace(do.instruction, folds="", unit="alu")):
         with pytest.raises(ProgramError, match="has no across; leave it out"):
             replaced(term, do, instruction=by, across=16)
+
+
+def small_tiles(case: Case, place: Place) -> Iterator[Clause]:
+    """State that a load brings at most 8 KiB."""
+    landed = math.prod(place.do.values) * place.do.write.buffer.type.bytes
+    yield Clause(landed <= 8192, "{} brings {} B; 8192 are allowed", (place.do, landed))
+
+
+BOUNDED = replace(INSTRUCTIONS["cp.async.bulk.tensor"], laws=(small_tiles,))
+
+
+class Small(SplitK):
+    """Its loads are asked by a law of their own, if the builder is told so."""
+
+    instructions = (*(i for i in SplitK.instructions if i.name != BOUNDED.name), BOUNDED)
+
+    def forward(self, k: Kernel) -> None:
+        told = k.tma
+        k.tma = partial(told, by=BOUNDED)  # type: ignore[method-assign]
+        super().forward(k)
+
+
+def test_a_law_of_a_load_of_ones_own_prunes_and_is_named() -> None:
+    """In a space, for one schedule and for z3; and a statement by another value is refused."""
+    space = Space(Small(), LARGE, H200)
+    found = check_schedule(Schedule.of(Small(), {**VALUES, "tile_n": 128}), Small(), LARGE, H200)
+    assert [(v.law, "16384 are" in v.message or "16384 B" in v.message) for v in found] == [
+        ("small_tiles", True)
+    ]
+    assert 0 < space.count() == Space(SplitK(), LARGE, H200, fixed={"tile_n": 64}).count()
+    why = ask(Space(Small(), LARGE, H200, fixed={"tile_n": 128}))
+    assert [r.name for r in why.reasons if r.kind == "law"] == ["small_tiles"]
+    assert "at most 8 KiB" in str(why)
+
+    class Untold(SplitK):
+        instructions = Small.instructions
+
+    with pytest.raises(MachineError, match="than the machine lists"):
+        Untold().term(OPERATION, Chosen(VALUES))
+    with pytest.raises(IllegalScheduleError, match="small_tiles: "):
+        emit(Small().term(OPERATION, Chosen({**VALUES, "tile_n": 128})))
+    with pytest.raises(MachineError, match="law inside; the package has one"):
+        own_laws([replace(BOUNDED, laws=(inside,))])

@@ -182,6 +182,7 @@ def sectors_of_warp(do: Do, values: Mapping[str, int], sector_bytes: int) -> Num
     for extent, steps in zip(do.threads, access.thread, strict=True):
         lanes, left = np.minimum(extent, left), np.maximum(left // np.maximum(extent, 1), 1)
         step = sum((step * stride for step, stride in zip(steps, strides, strict=True)), 0)
-        near = np.maximum(np.ceil(lanes * step * width / sector_bytes), 1)
-        total = total * select(np.asanyarray(step * width) < sector_bytes, near, lanes)
+        near = np.ceil(lanes * step * width / sector_bytes)
+        touched = select(np.asanyarray(step * width) < sector_bytes, near, lanes)
+        total = total * select(np.asanyarray(lanes) == 1, 1, touched)
     return total

@@ -625,7 +625,7 @@ class _Accountant:
         device, how = self.device, do.instruction
         smem = device.smem_bytes_per_cycle_per_sm * FITTED["smem_share"]
         count: Numbers = math.prod(do.values)
-        if not _of_tile(do):
+        if do.threads or not _of_tile(do):
             count = count * self.role.threads
         width, end = do.write.buffer.type.bytes, FITTED["product_end"]
         match how.unit:

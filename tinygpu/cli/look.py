@@ -1,4 +1,4 @@
-"""Commands that look at things: ``machines``, ``devices``, ``explain``, ``check``."""
+"""Commands that look at things: ``machines``, ``devices``, ``laws``, ``explain``, ``check``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 from tinygpu.cli.console import say, say_json, table, working
 from tinygpu.cli.given import JSON, ON, OWN, SCHEDULE, read_schedule
 from tinygpu.devices.device import DEVICES, NUMBERS, Device, load_device, to_json
-from tinygpu.errors import ScheduleError
+from tinygpu.errors import ScheduleError, nearest
 from tinygpu.machines import MACHINES
 from tinygpu.machines.file import machine_named
 
@@ -20,7 +20,7 @@ __all__ = ["add_to", "proof_text"]
 
 def add_to(app: typer.Typer) -> None:
     """Add the commands to the command line."""
-    for command in (machines, devices, explain, check):
+    for command in (machines, devices, laws, explain, check):
         app.command()(command)
 
 
@@ -98,6 +98,28 @@ def _device_row(d: Device) -> tuple[object, ...]:
         f"{d.dram_bytes_per_second / 1e9:.4g}", f"{2 * d.fma_f32_per_cycle_per_sm * per_cycle:.3g}",
         f"{d.tensor_flop_per_cycle_per_sm * per_cycle:.4g}", counts,
     )  # fmt: skip
+
+
+def laws(
+    name: Annotated[str, typer.Argument(help="Show this law.")] = "", as_json: JSON = False
+) -> None:
+    """List the laws of terms, or show one: what it states, where that is from, what mends it."""
+    from tinygpu.legality.laws import LAWS
+
+    if name and name not in LAWS:
+        raise ScheduleError(f"law {name}: {nearest(name, LAWS)}")
+    shown = [LAWS[name]] if name else list(LAWS.values())
+    if as_json:
+        trees = [
+            {"name": law.name, "states": law.sentence, "source": law.source, "mend": law.mend}
+            for law in shown
+        ]
+        say_json(trees[0] if name else trees)
+    elif name:
+        say(f"{shown[0]}\n  source: {shown[0].source}\n  mend: {shown[0].mend}")
+    else:
+        rows = [(law.name, law.sentence.removeprefix("States that ")) for law in shown]
+        table("laws (tinygpu laws NAME shows one)", ("law", "states that"), rows)
 
 
 def explain(

@@ -28,8 +28,9 @@ Source: each law's ``source``.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,7 @@ from tinygpu.errors import (
     raised,
     require_kind,
 )
+from tinygpu.isa.instruction import Instruction
 from tinygpu.legality.concurrency.judge import verdict
 from tinygpu.legality.law import Law
 from tinygpu.legality.placement import (
@@ -80,7 +82,7 @@ from tinygpu.legality.tmem_laws import TMEM_LAWS
 from tinygpu.legality.warp_laws import WARP_LAWS
 from tinygpu.term.machine import Chosen, Machine, Requirement
 from tinygpu.term.operation import Problem
-from tinygpu.term.program import Do, Program
+from tinygpu.term.program import Do, Program, walk
 from tinygpu.term.schedule import Schedule
 
 __all__ = [
@@ -91,6 +93,7 @@ __all__ = [
     "check_schedule",
     "judged",
     "named",
+    "own_laws",
     "require_legal",
     "require_sound",
     "serves",
@@ -126,21 +129,39 @@ def _concurrency(case: Case) -> Iterator[Clause]:
         yield Clause(False, "{}", (found.reason,))
 
 
-def _own_laws(case: Case, place: Place) -> Iterator[Clause]:
-    """Yield the clauses of an instruction's own laws.
+def own_laws(instructions: Iterable[Instruction]) -> dict[str, Law]:
+    """Return the laws that instructions bring, by the names of their functions.
 
-    Raises MachineError for one that raises.
+    A function's docstring is the sentence.  Raises MachineError for a name that a law has.
     """
-    for law in place.do.instruction.laws if isinstance(place.do, Do) else ():
-        try:
-            yield from law(case, place)
-        except TinyGpuError:
-            raise
-        except Exception as error:  # whatever a user's function may raise
-            raise MachineError(
-                f"instruction {place.do.instruction.name}: its law {getattr(law, '__name__', law)} "
-                f"raises {raised(error)}; yield Clauses of numbers"
-            ) from error
+    found = {}
+    for instruction in instructions:
+        for clauses in instruction.laws:
+            name = getattr(clauses, "__name__", "law")
+            if name in LAWS:
+                text = f"instruction {instruction.name}: law {name}; the package has one"
+                raise MachineError(f"{text} of that name: call it otherwise")
+            sentence = " ".join((clauses.__doc__ or f"States what {name} asks.").split())
+            found[name] = Law(
+                name, sentence, f"instruction {instruction.name}", f"use {instruction.name} so",
+                of_place=partial(_brought, clauses), of=instruction.name,
+            )  # fmt: skip
+    return found
+
+
+def _brought(
+    law: Callable[[Case, Place], Iterator[Clause]], case: Case, place: Place
+) -> Iterator[Clause]:
+    """Yield the clauses of an instruction's own law.  Raises MachineError if that raises."""
+    try:
+        yield from law(case, place)
+    except TinyGpuError:
+        raise
+    except Exception as error:  # whatever a user's function may raise
+        raise MachineError(
+            f"instruction {place.do.instruction.name}: its law {getattr(law, '__name__', law)} "
+            f"raises {raised(error)}; yield Clauses of numbers"
+        ) from error
 
 
 _ANY_SIZE = 64  # for laws that do not depend on it
@@ -313,13 +334,6 @@ LAWS: Mapping[str, Law] = {
         *WARP_LAWS.values(),
         *TMEM_LAWS.values(),
         Law(
-            "instruction",
-            "States that each instruction that brings laws of its own is used as they say.",
-            "Instruction.laws",
-            "see the law of the instruction in its own file",
-            of_place=_own_laws,
-        ),
-        Law(
             "concurrency",
             "States that no interleaving races, reads a stale value or waits forever, and that "
             "this is proved for all sizes.",
@@ -348,6 +362,7 @@ def check_schedule(
     machine.check(problem.operation)
     values = dict(Schedule.of(machine, dict(schedule.decisions)).decisions)
     numeric = [law for law in LAWS.values() if law.numeric]
+    numeric += own_laws(machine.instructions).values()
     with np.errstate(all="ignore"):
         failed = _failed(machine.requires(problem.operation, Chosen(_numbers(machine, values))))
         if failed:
@@ -376,8 +391,9 @@ def judged(case: Case, places: Places) -> Iterator[tuple[str, Any]]:
     for place in case.places:
         key = place.key
         if key not in places:
+            laws = (*LAWS.values(), *own_laws([place.do.instruction]).values())
             clauses = tuple(
-                (law.name, clause.holds) for law in LAWS.values() for clause in law.at(case, place)
+                (law.name, clause.holds) for law in laws for clause in law.at(case, place)
             )
             places[key] = clauses, (place, case)
         yield from places[key][0]
@@ -404,6 +420,7 @@ def require_sound(program: Program, arch: str, sizes: Mapping[str, int] | None =
     a term that breaks one, or is not proved to keep it.
     """
     laws = [law for law in LAWS.values() if sizes is not None or not law.of_sizes]
+    laws += own_laws({s.instruction: None for s, _ in walk(program) if isinstance(s, Do)}).values()
     most = dict(program.at_most)
     given = sizes or {axis: most.get(axis, _ANY_SIZE) for axis in program.operation.axes}
     found = _violations(program, given, limits(arch), laws, {})

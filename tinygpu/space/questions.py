@@ -206,7 +206,7 @@ def _reason(solver: Solver, member: Member, core: tuple[Member, ...]) -> Reason:
         (wish,) = (w for w in solver.wishes if w.text == name)
         known = [str(decisions[n]) for n in wish.names if n in decisions]
         return Reason(kind, name, name, mend="; ".join(known) if len(core) == 1 else "")
-    law = solver.own.get(name) or LAWS[name]
+    law = solver.own.get(name) or solver.laws_of[name]
     mend = named(law.mend, dict.fromkeys(space.values))
     own = {Member("law", own) for own in solver.own}
     for others in ({*solver.members}, {*core} | own):  # or else it may break other laws too

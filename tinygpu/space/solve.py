@@ -39,7 +39,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tinygpu.legality.laws import LAWS, Places, check_schedule, judged
+from tinygpu.legality.laws import LAWS, Places, check_schedule, judged, own_laws
 from tinygpu.legality.reach import Case
 from tinygpu.smt import z3_module
 from tinygpu.space.batches import Builder, Table
@@ -152,7 +152,8 @@ class Solver:
                 for values in product(*(self._whole.values[n] for n in space.structural))
             ]
         self._likely = [*self._parts]
-        self.laws = tuple(Member("law", name) for name in {**self.own, **LAWS})
+        self.laws_of = {**LAWS, **own_laws(space.machine.instructions)}
+        self.laws = tuple(Member("law", name) for name in {**self.own, **self.laws_of})
         fixed = [Member("fix", name) for name in space.fixed]
         wished = [Member("wish", wish.text) for wish in self.wishes]
         self.members = (*fixed, *wished, *self.laws)

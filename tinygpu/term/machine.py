@@ -47,6 +47,7 @@ from tinygpu.term.builder import Kernel, trace
 from tinygpu.term.operation import ACC, Operation, is_matmul
 from tinygpu.term.program import (
     Buffer,
+    Do,
     Program,
     Statement,
     walk,
@@ -200,18 +201,23 @@ class Machine(ABC):
     def term(self, operation: Operation, choose: Any) -> Program:
         """Build the term, as ``program`` does, of the machine's own instructions.
 
-        Raises MachineError for a term that uses an instruction that the machine does not list.
+        Raises MachineError for a term that uses an instruction that the machine does not list, or
+        another of that name.
         """
         built = self.program(operation, choose)
         if isinstance(built, Program):
-            known = {i.name for i in self.instructions}
-            known |= {i.completion for i in self.instructions if i.completion.endswith("_group")}
+            own = {i.name: i for i in self.instructions}
+            seen = {i.completion for i in self.instructions if i.completion.endswith("_group")}
             for name, statement in used_instructions(built):
-                if name not in known:
-                    listed = ", ".join(sorted(i.name for i in self.instructions))
+                if name not in own and name not in seen:
                     raise MachineError(
                         f"machine {self.name}: {statement} needs {name}, none of its instructions "
-                        f"{listed}; add it to the machine's instructions"
+                        f"{', '.join(sorted(own))}; add it to the machine's instructions"
+                    )
+                if isinstance(statement, Do) and statement.instruction != own.get(name):
+                    raise MachineError(
+                        f"machine {self.name}: {statement} is by another {name} than the machine "
+                        "lists; name it by= there"
                     )
         return built
 

@@ -29,6 +29,7 @@ __all__ = ["TensorInstructions"]
 _SLAB_BYTES = 128  # the widest swizzle
 _SLICE_BYTES, _PAIR = 32, 2  # spec: PTX ISA, a product's k in bytes; neighbours in a register
 _SHARE = re.compile(r"\s*(\w+) by (\w+)\s*")
+_TMA_LOAD = INSTRUCTIONS["cp.async.bulk.tensor"]
 _TMA_STORE = INSTRUCTIONS["cp.async.bulk.tensor.global"]
 _EACH = "every thread would issue it"
 
@@ -94,13 +95,14 @@ class TensorInstructions(Arithmetic):
 
     def tma(
         self, tile: Piece | Array, part: Piece, *, signal: BarrierUse, share: str = "",
-        trim: bool = True,
+        trim: bool = True, by: Instruction = _TMA_LOAD,
     ) -> None:  # fmt: skip
         """Copy a tile from global memory by TMA; its bytes land at the barrier ``signal``.
 
         With ``share`` = "tm by rank_n" each of the CTAs that rank_n counts loads a part of tm, and
         sends it to all of them.  Of a tile's lines those beyond the array's end are left out
-        (``trim``), if no sum goes over them; else zeros are loaded.
+        (``trim``), if no sum goes over them; else zeros are loaded.  ``by``: another instruction
+        that loads a tile.
         """
         tile = piece_of(tile)
         array, place = tile.array, self._place(part)
@@ -133,9 +135,8 @@ class TensorInstructions(Arithmetic):
         within, index = ((0, 1, 0), (1, 0, 0), (0, 0, 1)), tile.whole_use
         inside = Access(array.buffer, within, origin=to, index=index)
         values = (slab, extents[lines], extents[wide] // slab)
-        copy = INSTRUCTIONS["cp.async.bulk.tensor"]
         landing = (signal.barrier, signal.index)
-        self._append(term.Do(copy, inside, (there,), values, signal=landing, multicast=rank))
+        self._append(term.Do(by, inside, (there,), values, signal=landing, multicast=rank))
 
     def tma_store(self, part: Piece, tile: Piece | Array, *, by: Instruction = _TMA_STORE) -> None:
         """Copy a tile to global memory by TMA; ``k.commit("bulk")`` ends a group of such.
