@@ -85,7 +85,6 @@ from tinygpu.term.program import (
     When,
     counted,
     each,
-    walk,
     walked,
 )
 from tinygpu.term.tensor_memory import uses_tensor_memory
@@ -118,7 +117,6 @@ RULES: Mapping[str, Rule] = {
     "tcgen05.st": tcgen05.load_or_store,
 }
 """The rule of each instruction of a ``Do``, from the file of its family."""
-_GROUPS = {"cp.async": "cp.async.{}", "bulk": "cp.async.bulk.{}", "wgmma": "wgmma.{}.sync.aligned"}
 _PREDICATED = ("st.global", "st.shared", "red.global")
 """What writes no register and asks for ``lanes`` itself; others are branched around."""
 _AS_A_BRANCH = "bar.warp.sync -1"
@@ -200,8 +198,8 @@ class Emitter(KernelCode):
             with text.scope():
                 self._enter(role, first)
                 self.body(role.body[:-1], Scope())
-                if self._takes(role):  # before what it took is released
-                    text.emit(barriers.FENCES["tcgen05.before"])
+                for fence in self._untold(role):  # before what it took is released
+                    text.emit(fence)
                 if not shared:
                     self.body(role.body[-1:], Scope())
                 if not first and uses_tensor_memory(program):
@@ -215,12 +213,11 @@ class Emitter(KernelCode):
         text.emit("ret")
         text.lines += text.beside
 
-    def _takes(self, role: Role) -> bool:
-        """Say whether a role's warps load from tensor memory, or store there."""
-        return uses_tensor_memory(self.program) and any(
-            isinstance(s, WaitGroup) and "tcgen05" in s.group
-            for s, _ in walk(replace(self.program, roles=(role,)))
-        )
+    def _untold(self, role: Role) -> Iterable[str]:
+        """Return the fences that tell of what a role's warps took from tensor memory, or put."""
+        waits = (s.how for s in each(role.body) if isinstance(s, WaitGroup))
+        fences = dict.fromkeys(f.ptx + f.qualifiers for how in waits if (f := how.fence))
+        return fences if uses_tensor_memory(self.program) else ()
 
     def _last(self) -> Sync | None:
         """Return the barrier that ends all roles: one place for it, as synccheck wants it."""
@@ -332,17 +329,20 @@ class Emitter(KernelCode):
                     self.exit(statement, scope)
                 case Sync():
                     barriers.sync(self, statement)
+                case Commit() if not statement.how.committed:
+                    raise ProgramError(f"{statement}: a wait covers all; leave it out")
                 case Commit():
-                    self.text.emit(_GROUPS[statement.group].format("commit_group"))
-                case WaitGroup(group="tcgen05.ld" | "tcgen05.st"):
-                    self.text.emit(f"{statement}.sync.aligned")
+                    self.text.emit(f"{statement}{statement.how.qualifiers}")
+                case WaitGroup() if not statement.how.committed:
+                    self.text.emit(f"{statement}{statement.how.qualifiers}")
                 case WaitGroup(pending) if pending < 0:
                     raise ProgramError(f"{statement}: pending groups are 0 or more; raise it")
-                case WaitGroup(pending, group, read):
-                    if group == "wgmma" and isinstance(before, Do):
+                case WaitGroup(pending, read=read):
+                    how = statement.how
+                    if how.holds == "sums" and isinstance(before, Do):
                         self._hold(before, scope)
-                    how = f"wait_group{'.read' * read}"
-                    self.text.emit(f"{_GROUPS[group].format(how)} {pending}")
+                    text = f"{how.ptx}.{how.wait}{'.read' * read}{how.qualifiers}"
+                    self.text.emit(f"{text} {pending}")
                 case Elect() | Wait() | Arrive() | Fence() if not self.program.barriers:
                     raise ProgramError(
                         f"program {self.program.name}: {statement} needs barriers and roles"
@@ -355,8 +355,8 @@ class Emitter(KernelCode):
                     barriers.wait(self, statement, scope)
                 case Arrive():
                     barriers.signal(self, statement, scope)
-                case Fence(kind):
-                    self.text.emit(barriers.FENCES[kind])
+                case Fence():
+                    self.text.emit(f"{statement}{statement.how.qualifiers}")
                 case _:
                     assert_never(statement)
             before = run[-1]

@@ -17,9 +17,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from functools import partial
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 from tests.async_mutants import with_barrier, with_buffer
+from tinygpu.isa.instructions import FENCES, GROUPS
 from tinygpu.term.program import (
     Access,
     Affine,
@@ -159,26 +160,21 @@ def _scoped(program: Program, s: Statement) -> Iterator[tuple[str, Changed]]:
                     if barrier.name != s.signal[0].name:
                         yield f"at {barrier.name}", (replace(s, signal=(barrier, s.signal[1])),)
         case Commit(group):
-            for other in _words(Commit, "group"):
+            for other in GROUPS:
                 if other != group:
                     yield other, (Commit(other),)
         case WaitGroup(pending, group, read):
             yield "one more", (replace(s, pending=int(pending) + 1),)
             yield "read", (replace(s, read=not read),)
-            for other in _words(WaitGroup, "group"):
+            for other in GROUPS:
                 if other != group:
                     yield other, (replace(s, group=other),)
         case Fence(kind):
-            for other in _words(Fence, "kind"):
+            for other in FENCES:
                 if other != kind:
                     yield other, (Fence(other),)
         case _:
             return
-
-
-def _words(kind: type, name: str) -> tuple[Any, ...]:
-    """Return what a field may be, as its type says."""
-    return get_args(get_type_hints(kind)[name])
 
 
 def _looped(s: Statement) -> Iterator[tuple[str, Changed]]:

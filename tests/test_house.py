@@ -19,12 +19,11 @@ import pytest
 
 from tinygpu.codegen.emit import RULES
 from tinygpu.isa.algebra import OPERATORS
-from tinygpu.isa.instructions import FAMILIES, INSTRUCTIONS
+from tinygpu.isa.instructions import ARRIVALS, FAMILIES, FENCES, GROUPS, INSTRUCTIONS
 from tinygpu.machines import MACHINES, ampere, blackwell, hopper, simt
 from tinygpu.term.machine import Chosen, used_instructions
 from tinygpu.term.operation import matmul, softmax
 from tinygpu.term.program import Affine, Arrive, Barrier, Fence, Program, Statement, Sync, Wait
-from tinygpu.term.statement import FenceKind
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = {"tinygpu": "tinygpu", "search": "tinygpu.search", "codegen": "tinygpu.codegen"}
@@ -196,6 +195,25 @@ def test_walks_read_an_instruction_and_not_its_name() -> None:
     assert found == NAMED
 
 
+def test_walks_ask_a_group_or_a_fence_and_not_its_name() -> None:
+    """Only their own room, terms that are built, rules and what runs code say what is called how.
+
+    Docstrings apart.
+    """
+    names = {*GROUPS, *ARRIVALS, *FENCES}
+    found = set()
+    for name, path in modules().items():
+        free = room(name) in ("isa", "machines", "rules", "emulator", "run")
+        if free or name.startswith(BUILDER):
+            continue
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        said = {n.value for n in ast.walk(tree) if isinstance(n, ast.Expr)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and node.value in names and node not in said:
+                found.add(name)
+    assert found == set(SPELLED), found ^ set(SPELLED)
+
+
 def test_an_instruction_and_its_rule_stand_in_files_of_one_name() -> None:
     """What lies beside the families is listed."""
     family = {i.name: _last(f.__name__) for f in FAMILIES for i in f.FAMILY}
@@ -221,8 +239,8 @@ def test_an_instruction_has_a_rule_work_and_a_meaning(name: str) -> None:
     ring = Barrier("full", 1, 1)
     others: tuple[Statement, ...] = (
         Sync(), Sync(scope="cluster"), Wait(ring, Affine()), Arrive(ring, Affine()),
-        Arrive(ring, Affine(), after="tcgen05"),
-        *(Fence(kind) for kind in get_args(FenceKind)),
+        *(Arrive(ring, Affine(), after=group) for group in ARRIVALS),
+        *(Fence(kind) for kind in FENCES),
     )  # fmt: skip
     stood_for = {"tcgen05.alloc", *(s.needs for s in others)}
     how = INSTRUCTIONS[name]
@@ -327,8 +345,16 @@ NAMED = {
 }  # fmt: skip
 """Where a name is compared still: of all stores one alone writes into another CTA."""
 
+SPELLED = {
+    "tinygpu.codegen.emit": "the names of instructions that have a rule",
+    "tinygpu.legality.tensor_laws": "the name of the instruction that a law is of",
+    "tinygpu.search.time.timeline": "the name of a row of the picture",
+    "tinygpu.cli.timeline_picture": "the name of that row",
+}
+"""Modules that have a word that is a group's name too, and what it is there."""
+
 BESIDE = {
-    "isa": {"algebra", "fragment", "instruction", "instructions", "memory"},
+    "isa": {"algebra", "fragment", "instruction", "instructions", "memory", "ordering"},
     "rules": {"descriptors"},
 }
 """What the families have in common: what an instruction is; what several rules call."""

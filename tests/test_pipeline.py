@@ -16,6 +16,7 @@ from benchmarks.peers import FOLDER, load_rows
 from tests.sample import by_turns
 from tinygpu.devices.device import Device, load_device
 from tinygpu.errors import ProgramError
+from tinygpu.isa.wgmma import PRODUCTS
 from tinygpu.machines.hopper import STARTS, Hopper
 from tinygpu.search.exact.best import rank
 from tinygpu.search.exact.scorer import Scorer
@@ -118,9 +119,9 @@ def simulated(found: tuple[TimedAgent, ...], tiles: int, steps: int) -> float:
                     free["smem"] = max(free["smem"], start) + float(node.cycles["smem"])
                     free["tensor"] = max(start + float(node.cycles["tensor"]), free["smem"])
                     done = free["tensor"] + node.latency
-                elif node.kind == "commit" and node.group == "wgmma":
+                elif node.kind == "commit" and node.group == PRODUCTS:
                     groups.append(done)
-                elif node.kind == "group" and node.group == "wgmma":
+                elif node.kind == "group" and node.group == PRODUCTS:
                     older = groups[: len(groups) - int(node.pending)]
                     now = max(now, older[-1] if older else 0.0)
                     yield now

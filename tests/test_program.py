@@ -166,13 +166,13 @@ REFUSED: dict[str, tuple[str, Callable[[], Any]]] = {
     "a sum across lanes": (
         "fma has no across", lambda: hand(do("fma", MINE, MINE, MINE, MINE, across=1)),
     ),
-    "an unknown fence": ("did you mean wgmma", lambda: Fence("wgmm")),  # type: ignore[arg-type]
-    "an unknown group": ("did you mean bulk", lambda: Commit("blk")),  # type: ignore[arg-type]
-    "a wait for an unknown group": ("known are", lambda: WaitGroup(0, "x")),  # type: ignore[arg-type]
+    "an unknown fence": ("did you mean wgmma", lambda: Fence("wgmm")),
+    "an unknown group": ("did you mean bulk", lambda: Commit("blk")),
+    "a wait for an unknown group": ("known are", lambda: WaitGroup(0, "x")),
     "an unknown scope": ("did you mean role", lambda: Sync(1, "roles")),  # type: ignore[arg-type]
     "an unknown event": (
         "did you mean tcgen05",
-        lambda: Arrive(BAR, ZERO, after="tcgen5"),  # type: ignore[arg-type]
+        lambda: Arrive(BAR, ZERO, after="tcgen5"),
     ),
     "a size on chip": ("i in smem; give a number", lambda: replace(TILE, shape=("i",))),
 }  # fmt: skip

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tests.hopper_terms import rewritten
 from tinygpu.devices.device import load_device
 from tinygpu.errors import ProgramError
+from tinygpu.isa.wgmma import PRODUCTS
 from tinygpu.machines.attention import STARTS, Attention
 from tinygpu.search.time.cost import cost
 from tinygpu.search.time.fitted import FITTED
@@ -51,11 +52,11 @@ def math_of(unit: str, cycles: float, reads: str = "", write: str = "r", **how: 
 
 
 def product(cycles: float) -> tuple[Event, Event]:
-    done = Event("commit", {}, group="wgmma")
+    done = Event("commit", {}, group=PRODUCTS)
     return Event("product", {"tensor": cycles, "smem": 0.0}), done
 
 
-GROUP = Event("group", {}, group="wgmma", pending=0)
+GROUP = Event("group", {}, group=PRODUCTS, pending=0)
 
 
 def agent(*loops: StepLoop, name: str = "a", after: tuple[Node, ...] = ()) -> TimedAgent:

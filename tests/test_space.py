@@ -308,7 +308,7 @@ class Branches(Simt):
 
     def forward(self, k: Kernel) -> None:
         if self.tile_m > 64:
-            k.fence("cta")  # type: ignore[arg-type]
+            k.fence("cta")
         super().forward(k)
 
 

@@ -1,4 +1,4 @@
-"""Rules of what threads wait at: barriers of a CTA and a cluster, mbarriers, fences.
+"""Rules of what threads wait at: barriers of a CTA and a cluster, mbarriers.
 
 Source: PTX ISA 9, "Parallel Synchronization and Communication Instructions".
 """
@@ -13,14 +13,7 @@ from tinygpu.codegen.rules.tcgen05 import commit
 from tinygpu.errors import ProgramError
 from tinygpu.term.program import Arrive, Sync, Wait
 
-__all__ = ["FENCES", "signal", "sync", "wait"]
-
-FENCES = {
-    "proxy.async": "fence.proxy.async.shared::cta",
-    "wgmma": "wgmma.fence.sync.aligned",
-    "tcgen05.before": "tcgen05.fence::before_thread_sync",
-    "tcgen05.after": "tcgen05.fence::after_thread_sync",
-}
+__all__ = ["signal", "sync", "wait"]
 
 
 def sync(kernel: KernelCode, statement: Sync) -> None:

@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 
+from tinygpu.isa.instructions import INSTRUCTIONS
 from tinygpu.isa.memory import DTYPES
 from tinygpu.search.strategies.uniform import model
 from tinygpu.search.strategies.walk import Domain, Steps
@@ -72,7 +73,7 @@ def pipeline(space: Space) -> tuple[Pipeline, Schedule] | None:
         legal[tuple((n, v) for n, v in one.decisions if n in _TILE)].append(one)
     if not legal:
         return None
-    product = "wgmma" if space.machine.name == "hopper" else "tcgen05.mma"
+    product = next(i.name for i in space.machine.instructions if i.unit == "tensor")
     variants = []
     for decisions, schedules in legal.items():
         known = dict(decisions)
@@ -95,8 +96,8 @@ def pipeline(space: Space) -> tuple[Pipeline, Schedule] | None:
     if found is None:
         return None
     wanted = {"stages": found.stages}
-    if product == "wgmma":
-        wanted["in_flight"] = min(2, found.distance("wgmma", "wait group"))
+    if "in_flight" in space.values:
+        wanted["in_flight"] = min(2, found.distance(product, "wait group"))
     same = legal[found.variant.decisions]
     return found, min(same, key=lambda one: sum(abs(int(one[n]) - v) for n, v in wanted.items()))
 
@@ -115,7 +116,7 @@ def _loop(space: Space, product: str) -> tuple[Any, Any, Any]:
         *((load, "wait full", landed, "what is read has landed") for load in ("load x", "load y")),
         ("wait full", product, barrier, "a product waits for its tiles"),
     ]
-    if product != "wgmma":  # tcgen05.commit arrives by itself
+    if INSTRUCTIONS[product].completion == "tcgen05_commit":  # it arrives by itself
         return statements, after, (("load x", "load y"), product, barrier)
     statements |= dict.fromkeys(("wait group", "release"), ("", ("consumer",), _ISSUE))
     after += [

@@ -75,7 +75,7 @@ from tinygpu.search.time.work import (
     of_agent,
     total_work,
 )
-from tinygpu.term.program import counted, select
+from tinygpu.term.program import WaitGroup, counted, select
 
 __all__ = [
     "CopyState", "Following", "Recursion", "Time", "Walk", "alone", "numbers", "occupied", "pace",
@@ -153,7 +153,7 @@ def span_cycles(nodes: Tree) -> Numbers:
                 read = read + node.latency + np.maximum(node.cycles["smem"], node.cycles["tma"])
             case Event("work"):
                 serial = serial + node.cycles["serial"]
-            case Event("group") if node.group == "bulk.read":
+            case Event("group", statement=WaitGroup(read=True)):
                 stages = node.pending + 1
     return np.maximum(serial, (serial + read) / stages)
 
@@ -625,7 +625,7 @@ class Following(Walk):
             case "arrive":
                 state.busy(cycles["serial"] if mask is True else cycles["serial"] * mask)
                 at = state.last + event.latency
-                if event.group == "tcgen05":  # not now, but when its products are done
+                if event.group:  # not now, but when its products are done
                     at = later(at, state.done[1])
                 self.complete(event.barrier, event.index.evaluate(known), at, mask)
             case "load":
@@ -647,9 +647,9 @@ class Following(Walk):
                 each = (self.tensor - start) / many
                 first = start + each + event.latency
                 state.done = first, first + (copies - 1) * each
-            case "commit" if event.group == "wgmma":
+            case "commit" if event.group and event.group.holds == "sums":
                 state.groups.append(state.done)
-            case "group" if event.group == "wgmma":
+            case "group" if event.group and event.group.holds == "sums":
                 first, last = self.newest(state, event.pending)
                 state.now, state.last = later(state.now, first), later(state.last, last)
             case _:
@@ -709,7 +709,7 @@ def tokens_of(agents: tuple[TimedAgent, ...], stages: Times) -> Times:
     tokens = stages
     for agent in agents:
         for node in agent.body:
-            if isinstance(node, Event) and node.group == "wgmma":
+            if isinstance(node, Event) and node.group and node.group.holds == "sums":
                 tokens = np.minimum(tokens, stages - node.pending)
     return np.maximum(tokens, 1)
 

@@ -64,7 +64,7 @@ BENDS: Mapping[str, tuple[int, ...]] = {
 def amounts(program: Program) -> dict[str, tuple[Any, ...]]:
     """Return the addends of each quantity, before it is cut at its bends."""
     kept = _kept(program)
-    names = {s.instruction.name for s, _ in walk(program) if isinstance(s, Do)}
+    used = {s.instruction.name: s.instruction for s, _ in walk(program) if isinstance(s, Do)}
     found: dict[str, tuple[Any, ...]] = {
         "one": (1.0,),
         "kept": tuple(_words(program, name) for name in kept) or (0.0,),
@@ -72,8 +72,8 @@ def amounts(program: Program) -> dict[str, tuple[Any, ...]]:
         "i32": (select(_equal(program.addressing, "i32"), 1.0, 0.0),),
         "i64": (select(_equal(program.addressing, "i64"), 1.0, 0.0),),
         "specialised": (select(is_true(program.specialised), 1.0, 0.0),),
-        "asynchronous": (float("cp.async" in names),),
-        "red": (float("red.global" in names),),
+        "asynchronous": (float(any(i.completion == "commit_group" for i in used.values())),),
+        "red": (float("red.global" in used),),
         **_operands(program, kept),
         **dict.fromkeys(_MOVES, ()),
     }

@@ -49,6 +49,7 @@ import numpy as np
 
 from tinygpu.devices.device import Device, adds_vectors
 from tinygpu.errors import ProgramError
+from tinygpu.isa.ordering import Group
 from tinygpu.search.time.fitted import FITTED
 from tinygpu.search.time.launch import latency_of, never, takes_tiles
 from tinygpu.search.time.pattern import lines, wavefronts
@@ -128,7 +129,7 @@ class Event:
     each: Mapping[str, Numbers]
     barrier: str = ""
     index: Affine = _NOWHERE
-    group: str = ""
+    group: Group | None = None
     pending: Numbers = 0
     latency: Numbers = 0
     fetched_bytes: Numbers = 0
@@ -584,19 +585,19 @@ class _Accountant:
                 return [
                     Event("wait", cycles, barrier.name, index, statement=statement, arrivals=many)
                 ]
-            case Arrive(barrier, index, after="tcgen05"):
-                return [Event("arrive", arrive, barrier.name, index, group="tcgen05")]
+            case Arrive(barrier, index) if statement.how:
+                return [Event("arrive", arrive, barrier.name, index, group=statement.how)]
             case Arrive(barrier, index, _, to):
                 told = self.extents if to == "cluster" else to.split()
                 size: Numbers = math.prod(self.extents.get(axis, 1) for axis in told)
                 far = cluster_latency(device) * (size > 1)
                 many = self.role.threads if barrier.named else size
                 return [Event("arrive", arrive, barrier.name, index, latency=far, arrivals=many)]
-            case WaitGroup(pending, group, read):
-                name = f"{group}.read" if read else group
-                return [Event("group", each, group=name, pending=pending, statement=statement)]
-            case Commit(group):
-                return [Event("commit", each, group=group, statement=statement)]
+            case WaitGroup(pending):
+                how = statement.how
+                return [Event("group", each, group=how, pending=pending, statement=statement)]
+            case Commit():
+                return [Event("commit", each, group=statement.how, statement=statement)]
             case Sync(_, scope):
                 latency = device.barrier_latency_cycles
                 if scope == "cluster":
@@ -604,7 +605,7 @@ class _Accountant:
                 if self.of_tiles:
                     return [Event("work", {"serial": latency}, statement=statement)]
                 return [Event("sync", each, latency=latency, statement=statement)]
-            case Fence("proxy.async"):
+            case Fence() if statement.how.orders == "proxy":
                 return [Event("work", {"serial": FITTED["proxy_fence"]}, statement=statement)]
             case Fence():
                 return []
@@ -785,7 +786,7 @@ class _Accountant:
         # of a ring in registers another stage is read than is written: nothing waits for that
         waits = (a.buffer for a in (do.accesses if do.where else do.accesses[:-1]))
         reads = tuple(b.name for b in waits if b.level != "registers" or np.all(b.stages == 1))
-        kind: Kind = "async" if do.instruction.completion == "commit_group" else "do"
+        kind: Kind = "async" if do.joins else "do"
         return Event(
             kind, each, count=count, latency=latency, statement=do, unit=do.instruction.unit,
             reads=reads, write=do.write.buffer.name,
@@ -816,7 +817,7 @@ class _Accountant:
                 extra = extra + self.indices(access)
                 if access is not do.write:
                     latency = latency + latency_of(access, around, device=device)
-                    if do.instruction.completion == "commit_group":
+                    if do.joins:
                         latency = latency * FITTED["last_copy"]
         if do.instruction.atomic:
             each["l1"] = FITTED["red"] * WARP * vector

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from tinygpu.isa.instruction import Instruction
+from tinygpu.isa.ordering import FenceKind
 
-__all__ = ["FAMILY"]
+__all__ = ["FAMILY", "PROXY"]
 
 FAMILY: tuple[Instruction, ...] = (
     Instruction("bar.sync", (), (), "barrier", "barrier"),
@@ -12,3 +13,5 @@ FAMILY: tuple[Instruction, ...] = (
     Instruction("barrier.cluster", (), (), "barrier", "barrier", arch="sm_90"),
     Instruction("fence.proxy.async", (), (), "barrier", arch="sm_90"),
 )
+PROXY = FenceKind("proxy.async", "fence.proxy.async", "fence.proxy.async", "proxy",
+                  qualifiers=".shared::cta")  # fmt: skip

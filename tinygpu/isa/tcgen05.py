@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from tinygpu.isa.instruction import Instruction, same
+from dataclasses import replace
 
-__all__ = ["FAMILY"]
+from tinygpu.isa.instruction import Instruction, same
+from tinygpu.isa.ordering import FenceKind, Group
+
+__all__ = ["AFTER", "BEFORE", "FAMILY", "LOADS", "PRODUCTS", "STORES", "TENSOR_MEMORY"]
+
+TENSOR_MEMORY = "tcgen05"
+"""What the names of its instructions begin with."""
 
 FAMILY: tuple[Instruction, ...] = (
     Instruction("tcgen05.mma", ("smem", "tmem"), ("tmem",), "tensor", "tcgen05_commit",
@@ -20,3 +26,14 @@ FAMILY: tuple[Instruction, ...] = (
     Instruction("tcgen05.commit", (), (), "barrier", "mbarrier", arch="sm_100a"),
     Instruction("tcgen05.fence", (), (), "barrier", arch="sm_100a"),
 )  # fmt: skip
+
+BEFORE = FenceKind("tcgen05.before", "tcgen05.fence::before_thread_sync", "tcgen05.fence",
+                   "before", by="warps")  # fmt: skip
+AFTER = FenceKind("tcgen05.after", "tcgen05.fence::after_thread_sync", "tcgen05.fence",
+                  "after", by="warps")  # fmt: skip
+LOADS = Group("tcgen05.ld", "tcgen05_wait", "tcgen05", needs="tcgen05.ld", by="all",
+              into="registers", wait="wait::ld", qualifiers=".sync.aligned", committed=False,
+              holds="rows", fence=BEFORE)  # fmt: skip
+STORES = replace(LOADS, name="tcgen05.st", needs="tcgen05.st", into="tmem", wait="wait::st")
+PRODUCTS = Group("tcgen05", "tcgen05_commit", "tcgen05", "tcgen05.commit", "one", committed=False)
+"""Copies too: an arrival sees them done, and no wait."""

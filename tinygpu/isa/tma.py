@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from tinygpu.isa.instruction import Instruction
+from tinygpu.isa.ordering import Group
 
-__all__ = ["BOX_SIDE", "FAMILY", "boxes"]
+__all__ = ["BOX_SIDE", "FAMILY", "STORES", "boxes"]
 
 BOX_SIDE = 256  # spec: boxDim
 
@@ -24,6 +25,7 @@ FAMILY: tuple[Instruction, ...] = (
     Instruction("cp.async.bulk.tensor.global", ("smem",), ("gmem",), "tma", "bulk_group",
                 issuer="one", arch="sm_90"),
 )  # fmt: skip
+STORES = Group("bulk", "bulk_group", "cp.async.bulk", needs="bulk_group", by="one", read=True)
 
 
 def boxes(lines: Any) -> Any:

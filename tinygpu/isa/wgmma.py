@@ -24,8 +24,11 @@ from numpy.typing import NDArray
 
 from tinygpu.errors import ProgramError
 from tinygpu.isa.instruction import Instruction
+from tinygpu.isa.ordering import FenceKind, Group
 
-__all__ = ["COLUMN_STEPS", "FAMILY", "ROW_STEPS", "THREADS", "joined", "rows_of"]
+__all__ = [
+    "COLUMN_STEPS", "FAMILY", "FENCE", "PRODUCTS", "ROW_STEPS", "THREADS", "joined", "rows_of",
+]  # fmt: skip
 
 _REGISTERS = ("registers",)
 
@@ -34,6 +37,9 @@ FAMILY: tuple[Instruction, ...] = (
                 variants=("fma",), issuer="warpgroup", arch="sm_90a",
                 types=(("bf16", "f32"), ("f16", "f32"), ("e4m3", "f32"))),
 )  # fmt: skip
+PRODUCTS = Group("wgmma", "wgmma_group", "wgmma", needs="wgmma_group", by="all",
+                 qualifiers=".sync.aligned", holds="sums")  # fmt: skip
+FENCE = FenceKind("wgmma", "wgmma.fence", "wgmma", "registers", "all", ".sync.aligned")
 
 THREADS = (4, 8, 4)
 """Quad, octet, warp: the threads of a warpgroup, fastest first."""

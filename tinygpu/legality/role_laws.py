@@ -30,20 +30,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from tinygpu.isa.tcgen05 import TENSOR_MEMORY
 from tinygpu.legality.law import Law
 from tinygpu.legality.reach import Case, Clause, Place, moves, origin_of, product
 from tinygpu.legality.resources import held_registers
-from tinygpu.term.program import (
-    Access,
-    Arrive,
-    Block,
-    Do,
-    Elect,
-    For,
-    Role,
-    select,
-)
-from tinygpu.term.tensor_memory import TENSOR_MEMORY
+from tinygpu.term.program import Access, Arrive, Block, Do, Elect, For, Role, select
 
 __all__ = ["ROLE_LAWS", "entry_registers"]
 

@@ -24,6 +24,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from tinygpu.isa.ordering import Group
+from tinygpu.isa.tcgen05 import TENSOR_MEMORY
 from tinygpu.legality.law import Law
 from tinygpu.legality.placement import memory_step
 from tinygpu.legality.reach import Case, Clause, Place, origin_of
@@ -42,13 +44,7 @@ from tinygpu.term.program import (
     same_place,
     select,
 )
-from tinygpu.term.tensor_memory import (
-    COLUMNS,
-    LANES,
-    TENSOR_MEMORY,
-    allocated_columns,
-    used_columns,
-)
+from tinygpu.term.tensor_memory import COLUMNS, LANES, allocated_columns, used_columns
 
 __all__ = ["TMEM_LAWS"]
 
@@ -160,15 +156,14 @@ def pairs(case: Case) -> Iterator[Clause]:
 
 def collective(case: Case) -> Iterator[Clause]:
     """Check that commits are of the thread that multiplies, and waits of whole warps."""
-    committed = "tcgen05_commit"
-    issuing = {p.role.name for p in case.places if p.do.instruction.completion == committed}
+    issuing = {(p.role.name, p.do.instruction.completion) for p in case.places}
     for role, statement, around in case.statements:
         elected = any(isinstance(s, Elect) for s in around)
         if not statement.needs.startswith(TENSOR_MEMORY):
             continue
-        if statement.by == "one":
+        if isinstance(how := statement.how, Group) and how.by == "one":
             text = "{}: the thread that multiplies (or copies) commits, {} does not"
-            holds = elected and role.name in issuing
+            holds = elected and (role.name, how.completion) in issuing
             yield Clause(holds, text, (statement, role.name))
         elif isinstance(statement, WaitGroup):
             yield Clause(not elected, "{}: one thread alone executes it", (statement,))

@@ -389,8 +389,7 @@ class _Work:
         """Execute a Do: a product of tiles, or a move or an operator of values."""
         if not extent(do.values):
             return
-        late = do.instruction.completion in ("wgmma_group", "tcgen05_commit")
-        if do.instruction.unit == "tensor" and late:
+        if do.instruction.unit == "tensor" and do.instruction.proxy == "async":
             self.multiply(do, group)
         else:
             self.plain(do, group)

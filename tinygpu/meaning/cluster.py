@@ -62,25 +62,11 @@ from tinygpu.term.program import (
     counted,
     each,
 )
-from tinygpu.term.statement import Group
 
 __all__ = [
-    "Agent",
-    "Cluster",
-    "Cta",
-    "InFlight",
-    "Landing",
-    "Mbarrier",
-    "Registers",
-    "Run",
-    "Step",
-    "Team",
-    "ThreadBarrier",
-    "Tiles",
-    "divided",
-    "place_of",
-    "start_cluster",
-]
+    "Agent", "Cluster", "Cta", "InFlight", "Landing", "Mbarrier", "Registers", "Run", "Step",
+    "Team", "ThreadBarrier", "Tiles", "divided", "place_of", "start_cluster",
+]  # fmt: skip
 
 Landing = Literal["late", "random", "early"]
 Step = tuple[Do | Exit | Sync | Commit | WaitGroup | Wait | Arrive | Fence, Mapping[str, int]]
@@ -297,8 +283,8 @@ class Agent(Party):
     time: int = 0
     key: int = 0
     issued: int = 0
-    open: dict[Group, list[InFlight]] = field(default_factory=lambda: defaultdict(list))
-    groups: dict[Group, list[list[InFlight]]] = field(default_factory=lambda: defaultdict(list))
+    open: dict[str, list[InFlight]] = field(default_factory=lambda: defaultdict(list))
+    groups: dict[str, list[list[InFlight]]] = field(default_factory=lambda: defaultdict(list))
     sent: list[InFlight] = field(default_factory=list)
     ready: set[str] = field(default_factory=set)
     queue: list[InFlight] = field(default_factory=list)  # its tcgen05.mma, cp and commits
@@ -363,7 +349,13 @@ class Agent(Party):
         if self.threads.size == 1:
             self.cta.cluster.known[self.number, self.number] = self.time
 
-    def under_way(self, group: Group) -> list[InFlight]:
+    def launch(self, do: Do, flight: InFlight) -> None:
+        """Put an operation into the group that its statement joins, and let it go."""
+        assert do.joins is not None
+        self.open[do.joins.name].append(flight)
+        self.cta.cluster.launch(flight)
+
+    def under_way(self, group: str) -> list[InFlight]:
         """Its operations of a kind of group that no wait has covered."""
         return [f for g in (*self.groups[group], self.open[group]) for f in g]
 
@@ -609,8 +601,7 @@ def _elects(body: tuple[Statement, ...]) -> bool:
 
 def _is_late(body: tuple[Statement, ...]) -> bool:
     """Whether there are instructions that use registers after they were issued."""
-    late = ("wgmma_group", "tcgen05_wait")
-    return any(isinstance(s, Do) and s.instruction.completion in late for s in each(body))
+    return any(isinstance(s, Do) and s.joins and s.joins.holds for s in each(body))
 
 
 def place_of(program: Program, tile: tuple[int, ...]) -> dict[str, int]:

@@ -26,35 +26,23 @@ from numpy.typing import NDArray
 
 from tinygpu.errors import ProgramError
 from tinygpu.isa.algebra import Algebra
+from tinygpu.isa.instructions import GROUPS
 from tinygpu.isa.mma_sync import products
 from tinygpu.meaning.cluster import Agent, InFlight, Registers, Run
 from tinygpu.meaning.race import UNWRITTEN, Integers, Kind, Shared, Use
 from tinygpu.meaning.touched import CellFault, Touched, compared, extent
 from tinygpu.term.program import Access, Do
-from tinygpu.term.statement import Group
 
 __all__ = [
-    "TOGETHER",
-    "claim",
-    "execute",
-    "folded",
-    "from_gmem",
-    "is_tile",
-    "is_warps",
-    "place_of",
-    "shuffle",
-    "stage_of",
-    "stale",
-    "tile_of",
-    "to_gmem",
-    "who_of",
-]
+    "TOGETHER", "claim", "execute", "folded", "from_gmem", "is_tile", "is_warps", "place_of",
+    "shuffle", "stage_of", "stale", "tile_of", "to_gmem", "who_of",
+]  # fmt: skip
 
 Values = NDArray[np.float64]
 Booleans = NDArray[np.bool_]
 _ONE = np.zeros(1, np.int64)
 _WARP = 32
-_LATE: tuple[Group, ...] = ("wgmma", "tcgen05.ld", "tcgen05.st")
+_LATE = tuple(name for name, group in GROUPS.items() if group.holds)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -367,7 +355,7 @@ def _touch(agent: Agent, do: Do, spot: _Spot, *, writes: bool) -> Use | None:
         text = f"writes into CTA {home.rank}, which has exited; keep it there by barrier.cluster"
         cluster.find("exited", agent, do, text, buffer.name)
     use = Use(do, agent, spot.place.cells, spot.place.threads, writes)
-    if not writes or do.instruction.completion != "commit_group":
+    if not writes or do.joins is None:
         agent.complete(use)
     claim(spot.memory, spot.stage, use)
     return use
@@ -422,8 +410,7 @@ def _write(
             [use],
             threads=place.threads,
         )
-        agent.open["cp.async"].append(copy)
-        agent.cta.cluster.launch(copy)
+        agent.launch(do, copy)
     elif place.every:
         memory.put(stage, spot.at(low, high), values, index)
     else:

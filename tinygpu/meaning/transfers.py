@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tinygpu.errors import ProgramError
+from tinygpu.isa.instructions import GROUPS
 from tinygpu.isa.wgmma import joined, rows_of
 from tinygpu.meaning.cluster import Agent, Cta, InFlight, Mbarrier, Registers
 from tinygpu.meaning.execution import (
@@ -138,8 +139,7 @@ def _store(agent: Agent, do: Do, env: Env) -> None:
         to_gmem(agent, do, into.cells, found[0][into.taken], into.threads)
 
     store = InFlight(do, land, [use], read=read)
-    agent.open["bulk"].append(store)
-    agent.cta.cluster.launch(store)
+    agent.launch(do, store)
 
 
 def arrive(agent: Agent, statement: Arrive, env: Env) -> None:
@@ -282,12 +282,10 @@ def _multiply(agent: Agent, do: Do, env: Env) -> None:
             do, land, uses, held=touched, queue=team.products, missing=len(team.agents)
         )
         team.issued.append(flight)
-        cta.cluster.launch(flight)
     flight = team.issued[agent.issued]
     agent.issued += 1
     flight.missing -= 1
-    agent.open["wgmma"].append(flight)
-    cta.cluster.hurry()
+    agent.launch(do, flight)
 
 
 def _multiply_in_tensor_memory(agent: Agent, do: Do, env: Env) -> None:
@@ -356,7 +354,8 @@ def _transfer(agent: Agent, do: Do, env: Env) -> None:
     memory, at = agent.cta.memory(agent, other.buffer), stage_of(other, env)
     use = Use(do, agent, there.cells, there.threads, not loads, plain=False, tensor=True)
     claim(memory, at, use)
-    for other_flight in [f for g in ("tcgen05.ld", "tcgen05.st") for f in agent.under_way(g)]:
+    alike = [g for g in GROUPS.values() if g.completion == do.instruction.completion]
+    for other_flight in [f for g in alike for f in agent.under_way(g.name)]:
         if other_flight.holds(name, stage, mine.cell, writes=loads):
             text = f"touches {name} while {other_flight.do} may be under way; tcgen05.wait"
             agent.cta.cluster.find("unwaited", agent, do, text, name, str(other_flight.do))
@@ -373,8 +372,7 @@ def _transfer(agent: Agent, do: Do, env: Env) -> None:
         taker.put(taken, places, giver.value[given][cells], written)
 
     flight = InFlight(do, land, [use], held=[(name, stage, mine.cell, loads)])
-    agent.open["tcgen05.ld" if loads else "tcgen05.st"].append(flight)
-    agent.cta.cluster.launch(flight)
+    agent.launch(do, flight)
 
 
 def released(agent: Agent) -> None:

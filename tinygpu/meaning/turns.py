@@ -144,8 +144,8 @@ class Turns:
                     phase = index.evaluate(env) // int(barrier.stages)
                     agent.waits = agent.cta.mbarrier(barrier, index, env), phase
                 return agent.waits[0].passes(agent.waits[1])
-            case WaitGroup(pending, "wgmma"):
-                groups = agent.groups["wgmma"]
+            case WaitGroup(pending, group):
+                groups = agent.groups[group]
                 return all(not p.missing for g in groups[: _covered(groups, pending)] for p in g)
             case _:
                 return True
@@ -182,14 +182,18 @@ class Turns:
                 self._wait(agent, statement, env)
             case Arrive():
                 arrive(agent, statement, env)
-            case Fence("tcgen05.after"):
-                agent.seen = agent.clock.tolist()
-            case Fence("tcgen05.before"):
-                agent.before.append(agent.time)
-            case Fence("wgmma"):
-                agent.ready = set(agent.registers)
             case Fence():
-                agent.fences.append(agent.time)
+                match statement.how.orders:
+                    case "proxy":
+                        agent.fences.append(agent.time)
+                    case "registers":
+                        agent.ready = set(agent.registers)
+                    case "before":
+                        agent.before.append(agent.time)
+                    case "after":
+                        agent.seen = agent.clock.tolist()
+                    case never:
+                        assert_never(never)
             case _:
                 assert_never(statement)
         self._advance(agent)
@@ -268,7 +272,7 @@ class Turns:
     def _wait_group(self, agent: Agent, wait: WaitGroup) -> None:
         """Land what the wait covers; of stores, with ``read``, only the reading."""
         groups = agent.groups[wait.group]
-        if wait.group in ("tcgen05.ld", "tcgen05.st"):
+        if not wait.how.committed:
             groups.append(agent.open[wait.group])
             agent.open[wait.group] = []
         covered = _covered(groups, wait.pending)

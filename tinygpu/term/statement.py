@@ -49,41 +49,21 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self, get_args
 
 from tinygpu.errors import ProgramError, nearest, require_kind
 from tinygpu.isa.algebra import Algebra
+from tinygpu.isa.cp_async import COPIES
 from tinygpu.isa.instruction import Instruction
+from tinygpu.isa.instructions import ARRIVALS, FENCES, GROUPS, group_of
+from tinygpu.isa.ordering import By, FenceKind, Group
 from tinygpu.term.access_map import Access, Affine, Buffer, Operand, Predicate, number_text
 from tinygpu.term.expression import Expression
 from tinygpu.term.formula import formula, symbols
 
 __all__ = [
-    "Arrive",
-    "Barrier",
-    "Block",
-    "Body",
-    "Commit",
-    "Do",
-    "Elect",
-    "Exit",
-    "Fence",
-    "FenceKind",
-    "For",
-    "ForTile",
-    "Group",
-    "Order",
-    "RingUse",
-    "Scope",
-    "Statement",
-    "Sync",
-    "Wait",
-    "WaitGroup",
-    "When",
-    "changed",
-    "each",
-    "walked",
-]
+    "Arrive", "Barrier", "Block", "Body", "Commit", "Do", "Elect", "Exit", "Fence", "For",
+    "ForTile", "Order", "RingUse", "Scope", "Statement", "Sync", "Wait", "WaitGroup", "When",
+    "changed", "each", "walked",
+]  # fmt: skip
 
-By = Literal["", "all", "warps", "one"]
 Scope = Literal["cta", "role", "cluster"]
-Group = Literal["cp.async", "wgmma", "bulk", "tcgen05.ld", "tcgen05.st"]
 
 
 def _known(what: str, word: str, words: Collection[str]) -> None:
@@ -156,14 +136,19 @@ class _Answers:
         return ()
 
     @property
+    def how(self) -> Group | FenceKind | None:
+        """The group that it is about, or the kind of fence."""
+        return None
+
+    @property
     def needs(self) -> str:
         """The instruction that a machine has to have for it; "" for a block."""
-        return ""
+        return self.how.needs if self.how else ""
 
     @property
     def by(self) -> By:
         """Who has to execute it: all threads of a role, whole warps, one; "": who comes to it."""
-        return ""
+        return self.how.by if self.how else ""
 
     @property
     def wrong(self) -> str:
@@ -208,69 +193,50 @@ class Sync(_Simple):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Commit(_Simple):
-    """Close the group of this thread's copies, of its stores, of this warpgroup's products."""
+class _OfGroup(_Simple):
+    """A statement about a group, which has its name."""
 
-    group: Group = "cp.async"
+    __slots__ = ()
+    group: str
 
     def __post_init__(self) -> None:
-        _known("a group", self.group, _GROUPS)
+        _known("a group", self.group, GROUPS)
 
     @property
-    def needs(self) -> str:
-        return _GROUPS[self.group][1]
-
-    @property
-    def by(self) -> By:
-        return _GROUPS[self.group][2]
-
-    def __str__(self) -> str:
-        return f"{_GROUPS[self.group][0]}.commit_group"
+    def how(self) -> Group:
+        return GROUPS[self.group]
 
 
 @dataclass(frozen=True, slots=True)
-class WaitGroup(_Simple):
+class Commit(_OfGroup):
+    """Close the group of this thread's copies, of its stores, of this warpgroup's products."""
+
+    group: str = COPIES.name
+
+    def __str__(self) -> str:
+        return f"{self.how.ptx}.commit_group"
+
+
+@dataclass(frozen=True, slots=True)
+class WaitGroup(_OfGroup):
     """All but the newest ``pending`` groups are done; ``read``: their sources have been read.
 
     Of "tcgen05.ld" and "tcgen05.st" (tcgen05.wait) all are, without a Commit: ``pending`` is 0.
     """
 
     pending: int = 0
-    group: Group = "cp.async"
+    group: str = COPIES.name
     read: bool = False
-
-    def __post_init__(self) -> None:
-        _known("a group", self.group, _GROUPS)
 
     @property
     def wrong(self) -> str:
-        alone = self.group == "bulk" or not self.read
+        alone = self.how.read or not self.read
         return "" if alone else ".read is of a bulk copy alone; leave it out"
 
-    @property
-    def needs(self) -> str:
-        return _GROUPS[self.group][1]
-
-    @property
-    def by(self) -> By:
-        return _GROUPS[self.group][2]
-
     def __str__(self) -> str:
-        prefix, group, _ = _GROUPS[self.group]
-        if group == self.group:
-            return f"tcgen05.wait::{group[-2:]}"
-        return f"{prefix}.wait_group{'.read' * self.read} {number_text(self.pending)}"
-
-
-_GROUPS: Mapping[Group, tuple[str, str, By]] = {
-    "cp.async": ("cp.async", "commit_group", ""),
-    "wgmma": ("wgmma", "wgmma_group", "all"),
-    "bulk": ("cp.async.bulk", "bulk_group", "one"),
-    "tcgen05.ld": ("tcgen05", "tcgen05.ld", "all"),
-    "tcgen05.st": ("tcgen05", "tcgen05.st", "all"),
-}
-"""How PTX spells a group, what a machine has to have for it, who executes what is of it."""
+        text = f"{self.how.ptx}.{self.how.wait}"
+        many = f"{'.read' * self.read} {number_text(self.pending)}"
+        return text + many if self.how.committed else text
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,23 +332,27 @@ class Arrive(_AtBarrier):
 
     bytes: int = 0
     to: str = "cta"
-    after: Literal["", "tcgen05"] = ""
+    after: str = ""
 
     def __post_init__(self) -> None:
         _AtBarrier.__post_init__(self)
-        _known("an arrival after", self.after, ("", "tcgen05"))
+        _known("an arrival after", self.after, ("", *ARRIVALS))
+
+    @property
+    def how(self) -> Group | None:
+        return ARRIVALS[self.after] if self.after else None
 
     @property
     def needs(self) -> str:
         if self.barrier.named:
             return "bar.sync"
-        return "tcgen05.commit" if self.after else "mbarrier"
+        return self.how.needs if self.how else "mbarrier"
 
     @property
     def by(self) -> By:
         if self.barrier.named:
             return "all"
-        return "one" if self.after else ""
+        return self.how.by if self.how else ""
 
     @property
     def wrong(self) -> str:
@@ -391,7 +361,8 @@ class Arrive(_AtBarrier):
         return _no_home(self.barrier)
 
     def __str__(self) -> str:
-        text = "tcgen05.commit" if self.after else "bar.arrive" if self.barrier.named else "arrive"
+        text = "bar.arrive" if self.barrier.named else "arrive"
+        text = self.how.needs if self.how else text
         text += f" {self.barrier.name}@({self.index})"
         text += " of the cluster" if self.to == "cluster" else ""
         text += f" along {self.to}" if self.to not in ("cta", "cluster") else ""
@@ -404,9 +375,6 @@ def _no_home(barrier: Barrier) -> str:
     return "a named barrier is its CTA's own; leave out its home, or use an mbarrier" if far else ""
 
 
-FenceKind = Literal["proxy.async", "wgmma", "tcgen05.before", "tcgen05.after"]
-
-
 @dataclass(frozen=True, slots=True)
 class Fence(_Simple):
     """A fence by each thread.
@@ -417,32 +385,17 @@ class Fence(_Simple):
     barrier); "tcgen05.after": its tcgen05 instructions from here on come after what it waited for.
     """
 
-    kind: FenceKind
+    kind: str
 
     def __post_init__(self) -> None:
-        _known("a fence", self.kind, _FENCES)
+        _known("a fence", self.kind, FENCES)
 
     @property
-    def needs(self) -> str:
-        return self.kind if self.by == "all" else str(self).partition("::")[0]
-
-    @property
-    def by(self) -> By:
-        return _FENCED.get(self.kind, "")
+    def how(self) -> FenceKind:
+        return FENCES[self.kind]
 
     def __str__(self) -> str:
-        return _FENCES[self.kind]
-
-
-_FENCES = {
-    "proxy.async": "fence.proxy.async",
-    "wgmma": "wgmma.fence",
-    "tcgen05.before": "tcgen05.fence::before_thread_sync",
-    "tcgen05.after": "tcgen05.fence::after_thread_sync",
-}
-_FENCED: Mapping[FenceKind, By] = {
-    "wgmma": "all", "tcgen05.before": "warps", "tcgen05.after": "warps",
-}  # fmt: skip
+        return self.how.ptx
 
 
 @dataclass(frozen=True, slots=True)
@@ -550,6 +503,11 @@ class Do(_Simple):
                 self.where, origin=change(self.where.origin), bound=change(self.where.bound)
             ),
         )
+
+    @property
+    def joins(self) -> Group | None:
+        """The group that it joins, for which there is a wait."""
+        return group_of(self.instruction.completion, self.write.buffer.level)
 
     def result(self, *values: Any, algebra: Algebra) -> Any:
         """Return what it writes, not rounded yet, given the arrays of values that it reads."""

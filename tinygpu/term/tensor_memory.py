@@ -34,17 +34,9 @@ from numpy.typing import NDArray
 from tinygpu.term.program import Buffer, Do, Program, select
 
 __all__ = [
-    "COLUMNS",
-    "LANES",
-    "TENSOR_MEMORY",
-    "RowLanes",
-    "allocated_columns",
-    "columns_of",
-    "first_columns",
-    "placement",
-    "used_columns",
-    "uses_tensor_memory",
-]
+    "COLUMNS", "LANES", "RowLanes", "allocated_columns", "columns_of", "first_columns",
+    "placement", "used_columns", "uses_tensor_memory",
+]  # fmt: skip
 
 LANES, COLUMNS = 128, 512  # spec
 _CELL_BYTES = 4  # spec
@@ -97,10 +89,6 @@ class RowLanes:
         full = apart // near
         lanes = None if isinstance(full, int) and full == 1 else (near, full, 0)
         return replace(do, threads=(near, full, LANES // apart), lanes=lanes)
-
-
-TENSOR_MEMORY = "tcgen05"
-"""What the names of its instructions begin with."""
 
 
 def uses_tensor_memory(program: Program) -> bool:

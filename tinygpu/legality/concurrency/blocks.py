@@ -68,32 +68,16 @@ from tinygpu.term.program import (
 )
 
 __all__ = [
-    "GROUPS",
-    "TILES",
-    "Agent",
-    "At",
-    "Cells",
-    "Op",
-    "Plan",
-    "Section",
-    "Spot",
-    "Touch",
-    "expanded",
-    "laid_out",
-    "unfolded",
-]
+    "TILES", "Agent", "At", "Cells", "Op", "Plan", "Section", "Spot", "Touch", "expanded",
+    "laid_out", "unfolded",
+]  # fmt: skip
 
 TILES = "*"  # a counter's name that no parameter has
 Body = tuple[Statement, ...]
+THROUGH = ("load", "store", "product", "mma", "cp")
+"""What comes through the asynchronous proxy."""
+TENSOR = ("mma", "cp", "take", "put")
 Counter = tuple[str, ...]  # ("tiles",), ("steps", parameter) or ("turns", role, copy, CTA)
-_ASYNC = ("load", "product", "store", "mma", "cp")
-GROUPS: Mapping[str, str] = {
-    "copy": "cp.async",
-    "store": "bulk",
-    "product": "wgmma",
-    "take": "tcgen05.ld",
-    "put": "tcgen05.st",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +169,8 @@ class Touch:
 class Op:
     """A statement of a block, executed by an agent.
 
-    ``told``: to which barriers it tells, seen from which shift, at which offset.
+    ``told``: to which barriers it tells, seen from which shift, at which offset.  ``joins``: the
+    group of what is then under way.
     """
 
     node: Statement
@@ -197,6 +182,7 @@ class Op:
     fresh: bool = False
     amount: int = 0
     group: tuple[object, ...] = ()
+    joins: str = ""
 
     def __str__(self) -> str:
         text = str(self.node)
@@ -557,10 +543,10 @@ class _Reader:
                     most = self.plan.pending
                     most[group] = max(most.get(group, 0), pending)
                     self.plan.grouped[agent][group] = None
-                case Commit(group) if group:
+                case Commit(group):
                     self.plan.grouped[agent][group] = None
-                case Do() if kind_of(s) in GROUPS:
-                    self.plan.grouped[agent][GROUPS[kind_of(s)]] = None
+                case Do() if s.joins:
+                    self.plan.grouped[agent][s.joins.name] = None
                 case Sync(number, scope_) if scope_ != "cluster":
                     a, role = self.plan.agents[agent], scope_ == "role"
                     team = (a.role, a.copy) if role else ()
@@ -570,6 +556,7 @@ class _Reader:
                         self._meets(agent, s.barrier.number + stage, (s.barrier.name,))
                 case _:
                     pass
+            kind = kind_of(s) if isinstance(s, Do) else ""
             for ring, form, how, peer in _indices(s):
                 pace, rest = self._split(form, scope, ranges, where, tiled)
                 low = _range(rest, ranges)[0]
@@ -579,12 +566,12 @@ class _Reader:
                         place.late |= _late(self.plan, s, shift, len(reached))
                         place.loaded |= isinstance(s, Do)
                     elif how == "write":
-                        place.loaded &= isinstance(s, Do) and kind_of(s) == "load"
+                        place.loaded &= kind == "load"
                     place.lowest = min(place.lowest, low)
-                    place.crossed |= isinstance(s, Do) and kind_of(s) in _ASYNC
-                    made = isinstance(s, Do) and kind_of(s) in ("product", "mma")
-                    place.product |= made and (how == "write" or place.private)
-                    tensor = isinstance(s, Do) and kind_of(s) in ("mma", "cp", "take", "put")
+                    place.crossed |= kind in THROUGH
+                    made = kind in ("product", "mma") and (how == "write" or place.private)
+                    place.product |= made
+                    tensor = kind in TENSOR
                     self.plan.tensor |= tensor
                     place.askers.add((agent, shift, tensor))
                     for counter, factor in pace.items():
@@ -957,10 +944,10 @@ class _Walk:
             for how in (("read",), ("write",), ("tell", "wait"))
         )
         kind: Kind | str = type(s).__name__.lower()
-        amount, group = 0, tuple[object, ...]()
+        amount, group, joins = 0, tuple[object, ...](), ""
         match s:
             case Do(write=write):
-                kind, amount = kind_of(s), s.values[0]
+                kind, amount, joins = kind_of(s), s.values[0], s.joins.name if s.joins else ""
                 if not isinstance(write, Footprint):
                     writes = ()
                 else:
@@ -985,4 +972,4 @@ class _Walk:
                 group = ("role", a.cta, a.role, a.copy, number + a.copy)
             case Sync():
                 group = ("cluster",)
-        return Op(s, kind, values, reads, writes, told, fresh, amount, group)
+        return Op(s, kind, values, reads, writes, told, fresh, amount, group, joins)

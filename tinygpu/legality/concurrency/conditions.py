@@ -38,16 +38,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import NoReturn
+from typing import NoReturn, assert_never
 
-from tinygpu.legality.concurrency.blocks import GROUPS, Op, Plan, Spot, Touch
+from tinygpu.legality.concurrency.blocks import TENSOR, THROUGH, Op, Plan, Spot, Touch
 from tinygpu.legality.concurrency.facts import Agent, Flight, Group, Phases, Slot, State
 from tinygpu.term.program import Arrive, Commit, Exit, Fence, WaitGroup
 
 __all__ = ["Fault", "FaultError", "Pass"]
-
-_THROUGH = ("load", "store", "product", "mma", "cp")  # the asynchronous proxy
-_TENSOR = ("mma", "cp", "take", "put")
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,8 +348,7 @@ class Pass:
             self.fault("group", number, op, "leaves fewer than 0 groups pending; "
                        "raise the stages or the count")  # fmt: skip
         groups = agent.groups[wait.group]
-        tensor = wait.group in ("tcgen05.ld", "tcgen05.st")
-        if tensor:
+        if not wait.how.committed:
             self._commit(agent, wait.group)
         covered = len(groups) - wait.pending
         if any(flight.missing for group in groups[:covered] for flight in group.flights):
@@ -361,7 +357,7 @@ class Pass:
             own, told, later = group.masks()
             self.state.learn(agent, own)
             agent.known |= told
-            if tensor:
+            if wait.how.fence:
                 agent.untold |= later
             else:
                 agent.unfenced |= later
@@ -370,26 +366,28 @@ class Pass:
 
     def _fence(self, agent: Agent, op: Op) -> None:
         assert isinstance(op.node, Fence)
-        match op.node.kind:
-            case "proxy.async":
+        match op.node.how.orders:
+            case "proxy":
                 self.state.learn(agent, agent.unfenced)
                 agent.unfenced = agent.epoch = agent.fenced = 0
-            case "wgmma":
+            case "registers":
                 agent.touched = False
-            case "tcgen05.before":
+            case "before":
                 self.state.learn(agent, agent.untold)
                 agent.untold = 0
-            case "tcgen05.after":
+            case "after":
                 agent.after = agent.all
+            case never:
+                assert_never(never)
 
     def _exit(self, number: int, agent: Agent, op: Op) -> None:
         assert isinstance(op.node, Exit)
-        self.finish(number, op)
+        self.finish(number)
         several = len(self.teams) > 1 or self.state.shifts > 1
         if op.node.threads[0] > 1 or several:
             agent.left = True
 
-    def finish(self, number: int, op: Op) -> None:
+    def finish(self, number: int) -> None:
         """X: ask that an agent has nothing under way."""
         agent = self.state.agents[number]
         for group in agent.under_way():
@@ -401,10 +399,9 @@ class Pass:
 
     def end(self) -> None:
         """Judge the end of all agents."""
-        nothing = Op(Fence("wgmma"), "fence", ())
         state = self.state
         for number in range(len(state.agents)):
-            self.finish(number, nothing)
+            self.finish(number)
         for place, stages in zip(self.plan.places, state.barriers, strict=True):
             for p in stages:
                 if p.unseen or p.landed:
@@ -476,8 +473,8 @@ class Pass:
             if kind in ("copy", "take", "put"):
                 fence = state.fact(state.names[bit] if state.names is not None else "")
             if kind != "load":
-                agent.open[GROUPS[str(kind)]].join(Group(bit, 0, fence, bit))
-        held = kind in _TENSOR
+                agent.open[op.joins].join(Group(bit, 0, fence, bit))
+        held = kind in TENSOR
         for touch in op.reads:
             place = self.plan.places[touch.place]
             slot = state.rings[touch.place][touch.offset % place.stages]
@@ -516,12 +513,12 @@ class Pass:
         flight.told |= self.state.tell(agent)
         if not flight.missing:
             flights.remove(flight)
-        agent.open["wgmma"].join(Group(due=flight.bit, flights=[flight]))
+        agent.open[op.joins].join(Group(due=flight.bit, flights=[flight]))
         return flight.bit
 
     def _seen(self, agent: Agent, op: Op, place: Spot) -> int:
         """Return what an agent knows of others when it touches shared memory."""
-        if op.kind in _TENSOR:
+        if op.kind in TENSOR:
             return agent.after | agent.mine
         return agent.known
 
@@ -533,7 +530,7 @@ class Pass:
         agent = self.state.agents[number]
         other = self.who(missed)
         where = f"{place.ring}@{touch.offset}"
-        if not real & ~self.moved(agent.known, touch.shift) and op.kind in (*_THROUGH, *_TENSOR):
+        if not real & ~self.moved(agent.known, touch.shift) and op.kind in (*THROUGH, *TENSOR):
             self.fault("proxy", number, op, f"may not see what {other} did to {where}; put the "
                        "fence of its proxy on both sides", other)  # fmt: skip
         self.fault("race", number, op, f"and {other} are unordered at {where}; "
@@ -546,7 +543,7 @@ class Pass:
         seen = self.moved(self._seen(agent, op, place), touch.shift)
         sums = op.kind == "mma" and any(touch.place == w.place for w in op.writes)
         if not sums:
-            need = slot.crossing if op.kind in _THROUGH else slot.writes
+            need = slot.crossing if op.kind in THROUGH else slot.writes
             if op.kind == "mma" and not place.product:
                 need &= ~agent.multiplied  # what its tcgen05.cp wrote
             need |= slot.told & ~agent.untold
@@ -577,7 +574,7 @@ class Pass:
         fence: int,
     ) -> None:  # fmt: skip
         me = self.plan.agents[number]
-        through = op.kind in _THROUGH
+        through = op.kind in THROUGH
         seen = self.moved(self._seen(agent, op, place), touch.shift)
         if not touch.own and (agent.many or len(self.teams[me.cta, me.role, me.copy]) > 1):
             self.fault("race", number, op, f"by two threads writes one cell of {place.ring}; "

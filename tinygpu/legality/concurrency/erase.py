@@ -103,9 +103,9 @@ _NOTHING = Operation(
     Operand("nowhere", (_SIZE,), "f32"), epilogue=value("anything"),
 )  # fmt: skip
 _NOWHERE = Buffer("nowhere", "gmem", "f32", (_SIZE,), (1,))
-_KINDS: dict[str, Kind] = {
-    "commit_group": "copy", "mbarrier": "load", "wgmma_group": "product", "bulk_group": "store",
-    "tcgen05_commit": "mma",
+_KINDS: Mapping[str, Kind] = {
+    "at_once": "plain", "scoreboard": "plain", "barrier": "plain", "commit_group": "copy",
+    "mbarrier": "load", "wgmma_group": "product", "bulk_group": "store", "tcgen05_commit": "mma",
 }  # fmt: skip
 
 
@@ -127,7 +127,7 @@ def kind_of(do: Do) -> Kind:
     completion = do.instruction.completion
     if completion == "tcgen05_wait":
         return "put" if do.write.buffer.level == "tmem" else "take"
-    kind = _KINDS.get(completion, "plain")
+    kind = _KINDS[completion]
     return "cp" if kind == "mma" and do.instruction.unit == "tmem" else kind
 
 

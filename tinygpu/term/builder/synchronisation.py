@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from tinygpu.isa.instructions import INSTRUCTIONS
 from tinygpu.term import program as term
@@ -16,7 +15,7 @@ from tinygpu.term.builder.digits import Digits, LoopIndex, Number, error
 from tinygpu.term.builder.memory import Arithmetic, Held
 from tinygpu.term.operation import Operation
 from tinygpu.term.program import Access, Affine, Buffer, var
-from tinygpu.term.statement import FenceKind, Group, Scope
+from tinygpu.term.statement import Scope
 
 __all__ = ["BarrierRing", "BarrierUse", "Synchronisation"]
 
@@ -88,9 +87,8 @@ class Synchronisation(Arithmetic):
         self._append(term.Wait(use.barrier, use.index))
 
     def arrive(
-        self, use: BarrierUse, *, expect: Number = 0, to: str = "cta",
-        after: Literal["", "tcgen05"] = "",
-    ) -> None:  # fmt: skip
+        self, use: BarrierUse, *, expect: Number = 0, to: str = "cta", after: str = ""
+    ) -> None:
         """Arrive at a use; it then is complete when ``expect`` bytes have landed, too.
 
         ``to`` = "cluster", or digits of it as "rank_m": in each CTA that they count.  ``after`` =
@@ -101,15 +99,15 @@ class Synchronisation(Arithmetic):
             self._one_thread("arrive", "the thread that multiplies commits")
         self._append(term.Arrive(use.barrier, use.index, expect, to, after))
 
-    def fence(self, scope: FenceKind) -> None:
+    def fence(self, scope: str) -> None:
         """Order what the threads did before what another proxy does."""
         self._append(term.Fence(scope))
 
-    def commit(self, group: Group = "cp.async") -> None:
+    def commit(self, group: str = "cp.async") -> None:
         """End a group, for which ``wait_group`` waits."""
         self._append(term.Commit(group))
 
-    def wait_group(self, group: Group, pending: Number, *, read: bool = False) -> None:
+    def wait_group(self, group: str, pending: Number, *, read: bool = False) -> None:
         """Wait until all but the newest ``pending`` groups are done."""
         self._append(term.WaitGroup(pending, group, read))
 
