@@ -22,7 +22,7 @@ from tinygpu.devices.device import load_device
 from tinygpu.errors import IllegalScheduleError, ProgramError
 from tinygpu.isa.instruction import Instruction
 from tinygpu.legality.concurrency.judge import verdict, verdict_of
-from tinygpu.legality.laws import LAWS
+from tinygpu.legality.laws import LAWS, own_laws
 from tinygpu.legality.reach import Case
 from tinygpu.machines import MACHINES, ampere, blackwell, hopper, simt
 from tinygpu.meaning.identity import _computes, computes
@@ -50,6 +50,7 @@ from tinygpu.term.program import (
     WaitGroup,
     When,
     changed,
+    walk,
 )
 
 PARTS = (
@@ -202,7 +203,8 @@ def sizes_of(program: Program) -> dict[str, int]:
 
 def asks_laws(program: Program, device: str) -> None:
     case = Case.of(program, sizes_of(program), load_device(device))
-    for law in LAWS.values():
+    brought = own_laws([s.instruction for s, _ in walk(program) if isinstance(s, Do)])
+    for law in (*LAWS.values(), *brought.values()):
         for clause in law.clauses(case) if law.numeric else ():
             assert clause.text
 
