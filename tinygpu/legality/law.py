@@ -47,6 +47,8 @@ class Law:
         """Yield every clause of the law on a case."""
         if self.of_case is not None:
             yield from self.of_case(case)
+        if self.of_place is None:
+            return  # most laws: no need to look at every statement
         for place in case.places:
             yield from self.at(case, place)
 

@@ -117,15 +117,17 @@ class Expression:
         """Yield the names of the values it reads, in order of first use; "index(m)" is one."""
         seen: set[str] = set()
         for node in self.nodes():
-            if isinstance(node, Value | Index) and str(node) not in seen:
-                seen.add(str(node))
-                yield str(node)
+            if isinstance(node, (Value, Index)) and (name := str(node)) not in seen:
+                seen.add(name)
+                yield name
 
     def nodes(self) -> Iterator[Expression]:
         """Yield every node, arguments before what uses them."""
-        if isinstance(self, Apply):
-            for argument in self.arguments:
+        for argument in self.arguments if isinstance(self, Apply) else ():
+            if isinstance(argument, Apply):
                 yield from argument.nodes()
+            else:
+                yield argument  # most are: without a generator for each
         yield self
 
     def evaluate(self, values: Mapping[str, Any], algebra: Algebra = FLOATS) -> Any:

@@ -198,15 +198,16 @@ class Program:
         self._fields()
         self._resolve()
         seen: set[int] = set()  # what is declared is mostly used by identity, and often
+        clusters = dict(self.cluster)
         for statement, _ in walk(self):
             if fault := _fault(statement):
                 raise ProgramError(f"program {self.name}: {statement}: {fault}")
             for access in statement.accesses:
-                assert isinstance(statement, Do | Exit)
+                assert isinstance(statement, (Do, Exit))
                 if id(access.buffer) not in seen:
                     self._declares(statement, "buffer", access.buffer, self.buffers)
                     seen.add(id(access.buffer))
-                ctas = dict(self.cluster).get(access.buffer.home, 1)
+                ctas = clusters.get(access.buffer.home, 1)
                 if _below(access.peer, 0) or _below(ctas - 1, access.peer):
                     raise ProgramError(
                         f"program {self.name}: {statement}: there is no CTA {access.peer} along "
@@ -332,9 +333,12 @@ class Program:
         def number(
             what: object, names: Iterable[object], variables: frozenset[str], values: Values
         ) -> None:
-            need(what, names, known | values.keys())
-            for name in names:
-                if isinstance(name, str) and name in variables:
+            named = [name for name in names if isinstance(name, str)]
+            for name in named:
+                if name not in known:
+                    need(what, (name,), known | values.keys())
+            for name in named:
+                if name in variables:
                     raise ProgramError(
                         f"program {self.name}: {what} names {name!r}, here a loop's or the grid's "
                         "variable; a bound is an int, a size or a parameter: rename the loop"
@@ -372,13 +376,17 @@ class Program:
                             "alone; take a variable of the grid"
                         )
                 if isinstance(statement, Do):
-                    bound = statement.where.bound.terms if statement.where else ()
-                    need(f"{statement}: the predicate's bound", (n for n, _ in bound), known)
+                    if statement.where:
+                        bound = [name for name, _ in statement.where.bound.terms]
+                        need(f"{statement}: the predicate's bound", bound, known)
                     for read in statement.reads:
                         if isinstance(read, Scalar):
                             among = known if read.size else self.operation.scalars
                             need(statement, (read.name,), among)
-                number(statement, statement.numbers, variables, values)
+                if numbers := statement.numbers:
+                    number(statement, numbers, variables, values)
+                if isinstance(statement, Do):
+                    continue  # it binds nothing and has no body
                 inside = bind(statement.binds, variables)
                 if not isinstance(statement, ForTile):
                     resolve(statement.body, inside, values)

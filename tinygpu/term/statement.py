@@ -707,16 +707,23 @@ Order = Sync | Commit | WaitGroup | Wait | Arrive | Fence
 Block = For | ForTile | When | Elect
 Statement = Do | Exit | Order | Block
 Body = tuple[Statement, ...]
+_BLOCKS = (For, ForTile, When, Elect)  # faster to ask about than a union
 
 
 def walked(
     body: Body, around: tuple[Block, ...] = ()
 ) -> Iterator[tuple[Statement, tuple[Block, ...]]]:
     """Yield every statement, at any depth, with the blocks around it, outermost first."""
-    for statement in body:
-        yield statement, around
-        if isinstance(statement, Block):
-            yield from walked(statement.body, (*around, statement))
+    waiting = [(iter(body), around)]
+    while waiting:  # no generator in a generator: a step costs the same at any depth
+        rest, around = waiting[-1]
+        for statement in rest:
+            yield statement, around
+            if isinstance(statement, _BLOCKS):
+                waiting.append((iter(statement.body), (*around, statement)))
+                break
+        else:
+            waiting.pop()
 
 
 def each(body: Body) -> Iterator[Statement]:
