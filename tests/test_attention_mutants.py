@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import cache
 from itertools import islice
 from pathlib import Path
 
@@ -19,14 +20,19 @@ from tinygpu.meaning.interpret import tile_of
 from tinygpu.term.program import Program
 
 TERM = "fa3 without turns, causal", base()
-CHANGED = list(changes(base()))
 COUNT, RUN = 60, 2
+
+
+@cache
+def changed() -> list[tuple[str, Program]]:
+    """The mutants of the term, which a worker without these tests need not make."""
+    return list(changes(base()))
 
 
 @pytest.fixture(autouse=True)
 def once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the mutants of the term once."""
-    monkeypatch.setattr(module, "changes", lambda program: CHANGED)
+    monkeypatch.setattr(module, "changes", lambda program: changed())
 
 
 def test_none_of_sixty_is_legal_and_fails() -> None:
@@ -51,7 +57,7 @@ def test_none_of_sixty_is_legal_and_fails() -> None:
 )
 def test_the_oracle_sees_what_the_judge_refuses(start: str) -> None:
     """So that a judge that called it legal would be found out."""
-    program = next(p for name, p in CHANGED if name.startswith(start))
+    program = next(p for name, p in changed() if name.startswith(start))
     assert verdict(program).outcome == "illegal"
     assert ran(program, orders=True)["outcome"] == "fault"
 

@@ -65,9 +65,8 @@ def test_several_schedules_are_emitted_into_a_folder(tmp_path: Path) -> None:
 def test_hopper_takes_tensor_core_types_and_a_layout() -> None:
     """bf16 if no type is given; --layout turns an input."""
     words = ["search", "matmul", "--machine", "hopper", *SIZES, "--layout", "nt", "--top", "1"]
-    fixed = [
-        part for n in ("tile_m", "consumers") for part in ("--fix", f"{n}={STARTS['ring'][n]}")
-    ]
+    fixed = [part for n, of in STARTS["ring"].items() if n != "stages"
+             for part in ("--fix", f"{n}={of}")]  # fmt: skip
     assert "b[n,k] bf16" in json.loads(tinygpu(*words, *fixed, "--json").stdout)["operation"]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,23 +28,28 @@ from tinygpu.term.operation import matmul
 from tinygpu.term.schedule import Schedule
 
 H200 = load_device("h200")
-RUNS = fit.load_runs()
+
+
+@cache
+def runs() -> list[fit.Run]:
+    """The measured runs: their terms take seconds, which a worker without these tests saves."""
+    return fit.load_runs()
 
 
 def test_the_runs_are_those_that_the_numbers_come_from() -> None:
     """308 matmuls and the slow kernels; the committed numbers keep their errors as stated."""
-    groups = [run.group for run in RUNS]
+    groups = [run.group for run in runs()]
     assert {g: groups.count(g) for g in groups} == {
         "ladder": 9, "random": 99, "fast": 200, "slow": 22
     }  # fmt: skip
-    off = np.abs(np.exp(fit.errors(RUNS[::5], {})) - 1)
+    off = np.abs(np.exp(fit.errors(runs()[::5], {})) - 1)
     assert off.mean() < 0.15
     assert off.max() < 1.0
 
 
 def test_recorded_times_of_reds_are_without_the_launch_that_clears() -> None:
     """A call's time has it; the runs were measured without."""
-    run = min((run for run in RUNS if run.program.zeroed), key=lambda run: run.seconds)
+    run = min((run for run in runs() if run.program.zeroed), key=lambda run: run.seconds)
     call = cost(run.program, run.sizes, H200)
     assert call.parts["clear"] > H200.launch_seconds
     known = fit.Run(run.group, run.program, run.sizes, None, run.seconds)
@@ -79,7 +85,7 @@ def test_a_cold_ring_of_two_stages_waits_for_memory() -> None:
 
 def test_numbers_count_and_are_put_back() -> None:
     """Each number that is fitted changes the time of some run; afterwards it is as before."""
-    some, before = RUNS[:100:2] + RUNS[-4:], dict(FITTED)
+    some, before = runs()[:100:2] + runs()[-4:], dict(FITTED)
     plain = fit.errors(some, {})
     for name in fit.NAMES:
         assert (fit.errors(some, {name: FITTED[name] / 3}) != plain).any(), name
@@ -92,7 +98,7 @@ def test_numbers_count_and_are_put_back() -> None:
 
 def test_registers_that_ptxas_used_take_the_place_of_the_estimate() -> None:
     """A run with few registers known is not the same as one with many."""
-    run = min(RUNS[:300], key=lambda r: r.registers or 255)
+    run = min(runs()[:300], key=lambda r: r.registers or 255)
     assert run.registers is not None
     many = fit.Run(run.group, run.program, run.sizes, 255, run.seconds)
     assert fit.errors([many], {})[0] > fit.errors([run], {})[0] + 0.05
@@ -128,7 +134,7 @@ def test_the_command_writes_nothing_but_its_proposal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Errors before and after on standard error; without rounds the text is the file's."""
-    few = [RUNS[0], RUNS[20], RUNS[150], RUNS[-1]]
+    few = [runs()[n] for n in (0, 20, 150, -1)]
     monkeypatch.setattr(fit, "load_runs", lambda: few)
     monkeypatch.setattr(fit, "load_cases", list)
     fit.main(["--rounds", "1"])

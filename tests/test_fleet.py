@@ -82,6 +82,13 @@ def client() -> Iterator[Any]:
         yield one
 
 
+@pytest.fixture
+def nobody(monkeypatch: pytest.MonkeyPatch) -> str:
+    """An address at which nobody answers, for which nobody waits long."""
+    monkeypatch.setattr("tinygpu.codegen.run.fleet._ANSWER", "1s")
+    return "tcp://127.0.0.1:1"
+
+
 def log(folder: Path) -> list[tuple[str, int, list[str]]]:
     path = folder / "log"
     return (
@@ -183,19 +190,19 @@ def test_a_lost_worker_loses_nothing(tmp_path: Path) -> None:
                 assert one.seconds == pytest.approx(found[0].seconds * int(schedule["raster"]))
 
 
-def test_what_cannot_be_a_fleet_is_one_error(client: Any, tmp_path: Path) -> None:
+def test_what_cannot_be_a_fleet_is_one_error(client: Any, nobody: str, tmp_path: Path) -> None:
     with (
         pytest.raises(LaunchError, match="workers differ"),
         FleetCampaign(PROBLEM, client, options=options(tmp_path, mixed=True)),
     ):
         pass
-    with pytest.raises(LaunchError, match="give its address"), fleet("tcp://127.0.0.1:1"):
+    with pytest.raises(LaunchError, match="give its address"), fleet(nobody):
         pass
 
 
-def test_the_command_says_at_once_that_nobody_answers(tmp_path: Path) -> None:
+def test_the_command_says_at_once_that_nobody_answers(nobody: str, tmp_path: Path) -> None:
     words = ["search", "matmul", "-m", "64", "-n", "64", "-k", "64", "--out", str(tmp_path)]
-    address = ["--scheduler", "tcp://127.0.0.1:1"]
+    address = ["--scheduler", nobody]
     result = CliRunner().invoke(app, [*words, "--measure", *address])
     assert result.exit_code == 2
     assert "give its address" in result.output

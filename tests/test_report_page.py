@@ -8,10 +8,13 @@ import re
 import shutil
 import subprocess
 from base64 import b64decode
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from html.parser import HTMLParser
 from importlib.resources import files
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import numpy as np
@@ -117,13 +120,35 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+KEPT: dict[tuple[str, str], Any] = {}
+"""What demos of the same layer worked out, once for all tests."""
+
+
+def kept(place: str, work: Callable[..., Any], *words: Any, **named: Any) -> Any:
+    key = place, repr((words, named))
+    if key not in KEPT:
+        KEPT[key] = work(*words, **named)
+    return KEPT[key]
+
+
 @pytest.fixture
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+def once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Demos of the same layer explain and interpret the same schedule: the first does it."""
+    for place in (
+        "tinygpu.search.explain.explain.explain",
+        "tinygpu.codegen.run.interpretation.interpret",
+        "tinygpu.meaning.interpret.check",
+    ):
+        monkeypatch.setattr(place, partial(kept, place, resolve_name(place)))
+
+
+@pytest.fixture
+def undrawn(once: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """A demo without its pictures, which take longer than all else."""
     monkeypatch.setattr("tinygpu.cli.demo._draw", lambda *_: None)
 
 
-def test_the_demo_leaves_a_whole_report(tmp_path: Path) -> None:
+def test_the_demo_leaves_a_whole_report(once: None, tmp_path: Path) -> None:
     """One page, whose numbers are the results', and the files beside it."""
     out = tmp_path / "report"
     result = tinygpu(*SIMT, "--out", out)

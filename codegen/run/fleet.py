@@ -39,6 +39,8 @@ __all__ = ["FleetCampaign", "fleet", "gpus_here"]
 Programs = Mapping[Schedule, Program]
 _CREWS: dict[tuple[tuple[str, ...], int], Crew] = {}
 _ONE = Lock()
+_ANSWER = "10s"
+"""How long a scheduler may take to answer, in dask's words."""
 """A GPU times one share at once, whatever threads its worker has."""
 
 
@@ -84,7 +86,7 @@ def fleet(address: str = "", gpus: Sequence[str] = ()) -> Iterator[Any]:
                     workers=workers, scheduler=scheduler, silence_logs=logging.WARNING
                 )
             )
-            client = stack.enter_context(distributed.Client(cluster, timeout="10s"))
+            client = stack.enter_context(distributed.Client(cluster, timeout=_ANSWER))
         except (OSError, ValueError) as error:
             raise LaunchError(
                 f"--scheduler {address}: {error}; give its address, as tcp://HOST:8786"
