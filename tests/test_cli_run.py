@@ -28,6 +28,8 @@ POINTS: dict[str, tuple[Mapping[str, Value], str, str, str]] = {
     "blackwell": (blackwell.STARTS["cluster"], "bf16", "nt", "b200"),
 }
 
+ONE_TILE = ("-m", 20, "-n", 20, "-k", 40)
+
 
 @pytest.fixture
 def run(tmp_path: Path, card: Card) -> Callable[..., Result]:
@@ -88,13 +90,13 @@ def test_hazards_have_their_line(
         return re.sub(r"bar\.sync 0;", "", emit(*given, **how))
 
     monkeypatch.setattr(interpretation, "emit", without)
-    result = run("simt")
+    result = run("simt", *ONE_TILE)
     assert result.exit_code == 1
     assert re.search(
         r"line \d+: race: ld\.shared.*the other is line \d+: st\.shared", result.stdout
     )
     assert result.stdout.startswith("wrong: worst error")
-    assert json.loads(run("simt", "--json").stdout)["findings"]
+    assert json.loads(run("simt", *ONE_TILE, "--json").stdout)["findings"]
 
 
 def test_a_wrong_result_fails(run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,7 +106,7 @@ def test_a_wrong_result_fails(run: Callable[..., Result], monkeypatch: pytest.Mo
         return re.sub(r"(mov\.f32 %\w+), 0f0{8}", r"\1, 0f3F800000", emit(*given, **how))
 
     monkeypatch.setattr(interpretation, "emit", other)
-    result = run("simt")
+    result = run("simt", *ONE_TILE)
     assert result.exit_code == 1
     assert result.stdout.startswith("wrong: worst error")
     assert "0 hazards" in result.stdout

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -216,9 +216,15 @@ def simt() -> Space:
     return space_of(Simt(), PROBLEM, {**LADDER["tuned"], **OPEN})
 
 
-def first_of(space: Space, count: int = 6) -> list[Candidate]:
+@cache
+def ranked(space: Space, count: int) -> tuple[Candidate, ...]:
     found = rank(space, count, spread=space.machine.spread, exact=False).best
-    return [Candidate(one.schedule, one.seconds) for one in found]
+    return tuple(Candidate(one.schedule, one.seconds) for one in found)
+
+
+def first_of(space: Space, count: int = 6) -> list[Candidate]:
+    """The first of a space, which most tests begin with: ranked once."""
+    return list(ranked(space, count))
 
 
 def times(found: Tuned) -> list[float | None]:
