@@ -92,6 +92,20 @@ EDGES = {
 }
 """Which rooms each room imports, apart from ``tinygpu`` itself: errors, the reader of files."""
 
+MOST_FILES, FILES = 6, {"cp.async": 7}
+"""In how many files outside of the machines an instruction's name stands."""
+
+WORDS = {"fma", "alu", "mufu", "cvt", "mov", "mbarrier"}
+"""Instructions whose names are words of units, operators and completions, too."""
+
+WALK_LINES = {
+    "meaning": 5564,
+    "legality": 7652,
+    "time": 4833,
+    "tinygpu.codegen.emit kernel rules": 4073,
+}
+"""The most lines of a walk."""
+
 LINES = 63374
 """The most lines of the three folders together; without the emulator they are to be 40,000."""
 
@@ -202,16 +216,38 @@ def test_walks_ask_a_group_or_a_fence_and_not_its_name() -> None:
     """
     names = {*GROUPS, *ARRIVALS, *FENCES}
     found = set()
-    for name, path in modules().items():
+    for name in modules():
         free = room(name) in ("isa", "machines", "rules", "emulator", "run")
-        if free or name.startswith(BUILDER):
-            continue
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        said = {n.value for n in ast.walk(tree) if isinstance(n, ast.Expr)}
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Constant) and node.value in names and node not in said:
-                found.add(name)
+        if not free and not name.startswith(BUILDER) and names & literals(name):
+            found.add(name)
     assert found == set(SPELLED), found ^ set(SPELLED)
+
+
+@cache
+def literals(name: str) -> frozenset[object]:
+    """Return the constants in a module's code, docstrings apart."""
+    tree = ast.parse(modules()[name].read_text(encoding="utf-8"))
+    said = {n.value for n in ast.walk(tree) if isinstance(n, ast.Expr)}
+    constants = (n for n in ast.walk(tree) if isinstance(n, ast.Constant) and n not in said)
+    return frozenset(n.value for n in constants)
+
+
+@pytest.mark.parametrize("name", sorted({*INSTRUCTIONS} - WORDS))
+def test_an_instruction_stands_in_few_files(name: str) -> None:
+    """In its own, those of machines that list it, its rule's, the builder's, and its laws'."""
+    touched = {m for m in modules() if room(m) not in ("emulator", "machines")
+               and name in literals(m)}  # fmt: skip
+    assert len(touched) <= FILES.get(name, MOST_FILES), touched
+
+
+@pytest.mark.parametrize("walk", WALK_LINES)
+def test_a_walk_is_read_in_an_afternoon(walk: str) -> None:
+    lines = sum(
+        len(path.read_text(encoding="utf-8").splitlines())
+        for name, path in modules().items()
+        if room(name) in walk.split() or name == walk.split()[0]
+    )
+    assert lines <= WALK_LINES[walk], f"{lines}; delete, or raise WALK_LINES by what is new"
 
 
 def test_an_instruction_and_its_rule_stand_in_files_of_one_name() -> None:

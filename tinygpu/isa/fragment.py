@@ -127,7 +127,9 @@ class Blocks:
     def steps(self, operand: Operand) -> tuple[int, int, int]:
         """Return how many values of a thread further pair, half and deep lead in an operand."""
         found, apart = dict.fromkeys(("pair", "half", "deep"), 0), 1
-        for name, extent in _named(self._of(operand), of_sums=operand == "d").items():
+        for name, extent in _named(
+            {"a": self.a, "b": self.b, "d": self.d}[operand], of_sums=operand == "d"
+        ).items():
             found[name], apart = apart, apart * extent
         return found["pair"], found["half"], found["deep"]
 
@@ -136,15 +138,12 @@ class Blocks:
 
         Values count as a statement's do; element (row, column) is row * columns + column.
         """
-        fragment = self._of(operand)
+        fragment = {"a": self.a, "b": self.b, "d": self.d}[operand]
         rows, columns = fragment.places(fragment.base)
         digits = np.indices(self.values[::-1]).reshape(3, -1)[::-1]  # pair fastest
         value = np.array(self.steps(operand)) @ digits
         found: NDArray[np.int64] = (rows * fragment.base[1] + columns)[:, value].T
         return found
-
-    def _of(self, operand: Operand) -> Fragment:
-        return {"a": self.a, "b": self.b, "d": self.d}[operand]
 
 
 Operand = Literal["a", "b", "d"]

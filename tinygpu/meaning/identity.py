@@ -182,9 +182,10 @@ def computes(program: Program, sizes: Mapping[str, int] | None = None, draws: in
 
 def _cover(program: Program) -> Cover | None:
     """Return whether the mask of a term that has one is covered."""
-    compares = any(isinstance(s, Do) and s.where is not None for s, _ in walk(program))
-    masked = program.tile_values or program.operation.mask is not None
-    masked = masked or (compares and not program.at_most)  # what statements cover has no proof
+    held = {axis for axis, _ in program.at_most}  # what statements cover has no tiles to cover
+    wheres = (s.where for s, _ in walk(program) if isinstance(s, Do) and s.where is not None)
+    compares = any({name for name, _ in w.bound.terms} - held for w in wheres)
+    masked = compares or program.tile_values or program.operation.mask is not None
     return mask_cover(program) if masked else None
 
 
