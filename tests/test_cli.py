@@ -20,6 +20,7 @@ from tests.fake_gpu import Card
 from tinygpu.cli import app
 from tinygpu.cli.console import write
 from tinygpu.errors import AssemblyError, LaunchError
+from tinygpu.legality.laws import LAWS
 from tinygpu.machines import MACHINES
 from tinygpu.machines.simt import LADDER, Simt
 from tinygpu.term.operation import Problem, matmul
@@ -395,3 +396,16 @@ def test_an_interrupt_anywhere_else_is_one_line(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr("tinygpu.cli.look.machine_named", stopped)
     assert "interrupted" in complaint(tinygpu("machines", "simt"), status=130)
+
+
+def test_laws_are_listed_and_one_is_shown() -> None:
+    """In words and in JSON; a wrong name is one line."""
+    listed = tinygpu("laws", "--json")
+    assert {law["name"] for law in json.loads(listed.stdout)} == {*LAWS}
+    assert "tma_box" in tinygpu("laws").stdout
+    shown = tinygpu("laws", "early").stdout
+    assert all(said in shown for said in (LAWS["early"].sentence, "source: ", "mend: "))
+    assert json.loads(tinygpu("laws", "early", "--json").stdout)["name"] == "early"
+    wrong = tinygpu("laws", "tma_bx")
+    assert wrong.exit_code == 2
+    assert "did you mean tma_box?" in wrong.output

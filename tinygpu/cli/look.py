@@ -110,10 +110,8 @@ def laws(
         raise ScheduleError(f"law {name}: {nearest(name, LAWS)}")
     shown = [LAWS[name]] if name else list(LAWS.values())
     if as_json:
-        trees = [
-            {"name": law.name, "states": law.sentence, "source": law.source, "mend": law.mend}
-            for law in shown
-        ]
+        told = ("name", "sentence", "source", "mend")
+        trees = [{field: getattr(law, field) for field in told} for law in shown]
         say_json(trees[0] if name else trees)
     elif name:
         say(f"{shown[0]}\n  source: {shown[0].source}\n  mend: {shown[0].mend}")
