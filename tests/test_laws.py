@@ -221,3 +221,12 @@ def test_advice_names_decisions_of_the_machine_alone(law: Law) -> None:
     words = set(re.findall(r"\w+", said)) - ENGLISH
     assert not words & decisions, said
     assert "(" not in said
+
+
+def test_a_mend_names_decisions_that_there_are() -> None:
+    """In parentheses: a machine is told of those that it has, and a misspelt one of none."""
+    known = {name for machine in MACHINES.values() for name in machine.decisions()}
+    listed = re.compile(r' \((\w+(?: "[^(),]*)?(?:, \w+(?: "[^(),]*)?)*)\)')
+    for law in LAWS.values():
+        for group in listed.findall(law.mend):
+            assert {part.split(" ")[0] for part in group.split(", ")} <= known, law.name
