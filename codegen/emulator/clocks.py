@@ -190,12 +190,14 @@ class Clocks:
         if not len(who):
             return None
         flat = self.clocks[ORDER if by == PROXIED else by].reshape(-1, self.agents)
+        if by == PROXIED:  # of generic readers it knows what lies behind a fence
+            flat = np.minimum(flat, self.clocks[PROXIED].reshape(flat.shape))
         few = rows.size < len(flat)  # what each row knows of all readers is enough, mostly
         floor = flat[rows][..., who].min(-1) if few else flat[:, who].min(1)[rows]
         if not (self._read_last[at] - 1 > floor).any():
             return None
         reads = self._read_after[who.reshape(-1, *(1,) * at.ndim), at] - 1
-        known = np.moveaxis(flat[rows][..., who], -1, 0)
+        known = np.moveaxis(self._known(rows[..., None], who, by), -1, 0)
         bad = reads > known
         if not bad.any():
             return None
@@ -203,7 +205,9 @@ class Clocks:
         here, shape = tuple(where), bad.shape[1:]
         granule, row = (int(np.broadcast_to(x, shape)[here]) for x in (at, rows))
         step = int(np.broadcast_to(reads, bad.shape)[(first, *here)])
-        return Conflict("race", granule, row, int(who[first]), step, "read")
+        ordered = step <= self.clocks[ORDER].reshape(-1, self.agents)[row, who[first]]
+        kind = "proxy" if ordered else "race"
+        return Conflict(kind, granule, row, int(who[first]), step, "read")
 
     def read(
         self, at: Array, rows: Array, step: int, *, agent: Array | int | None = None,

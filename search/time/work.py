@@ -630,6 +630,11 @@ class _Accountant:
             count = count * self.role.threads
         width, end = do.write.buffer.type.bytes, FITTED["product_end"]
         match how.unit:
+            case "tensor" if how.blocks:  # in order, by all warps of a copy
+                blocks = how.blocks_of(do.accesses[0].buffer.dtype)
+                many = count / (WARP * math.prod(blocks.values))
+                busy = many * block_cycles(blocks, device)
+                return Event("work", {"serial": busy * self.together, "tensor": busy})
             case "tensor" if how.issuer == "one":
                 whole = device.smem_bytes_per_cycle_per_sm  # what is published of tcgen05
                 return Event("product", product_cycles(do, device, whole), latency=end)

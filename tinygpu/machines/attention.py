@@ -330,6 +330,7 @@ class Attention(FlashAttention):
             ring_q.wait(tile)
             if queries:
                 k.ldmatrix(queries, ring_q.tile[tile][f"{_ROWS}, td = (far near quad word)"])
+                k.fence("proxy.async")  # or the next tile's load may come before they are read
                 k.sync("role")
                 ring_q.release(tile)
             for step in self.steps(k, tile):

@@ -34,8 +34,8 @@ from tinygpu.meaning.touched import CellFault, Touched, compared, extent
 from tinygpu.term.program import Access, Do
 
 __all__ = [
-    "TOGETHER", "claim", "execute", "folded", "from_gmem", "is_tile", "is_warps", "place_of",
-    "shuffle", "stage_of", "stale", "tile_of", "to_gmem", "who_of",
+    "TOGETHER", "claim", "execute", "folded", "from_gmem", "in_warps", "is_tile", "is_warps",
+    "place_of", "stage_of", "stale", "tile_of", "to_gmem", "who_of",
 ]  # fmt: skip
 
 Values = NDArray[np.float64]
@@ -283,13 +283,8 @@ class _Spot:
 
 
 def execute(agent: Agent, do: Do, env: Mapping[str, int]) -> None:
-    """Execute a Do by an agent's threads: read, compute, round, write.
-
-    Raises ProgramError for what a warp does together where one of its threads acts alone.
-    """
-    run, instruction = agent.cta.cluster.run, do.instruction
-    if agent.team.elects and (instruction.warp_product or instruction.unit == "barrier"):
-        raise ProgramError(f"{do}: a role with a thread that acts alone cannot; use another role")
+    """Execute a Do by an agent's threads: read, compute, round, write."""
+    run = agent.cta.cluster.run
     who = who_of(agent, do, env)
     if not who.threads.size or not extent(do.values):
         return
@@ -306,14 +301,7 @@ def execute(agent: Agent, do: Do, env: Mapping[str, int]) -> None:
             else run.given(source, do.write.buffer.type)
             for source in do.reads
         ]
-        if instruction.warp_product:
-            blocks = instruction.blocks_of(do.accesses[0].buffer.dtype)
-            result = products(blocks, do.values, *arguments, algebra=run.algebra)
-        else:
-            result = do.result(*arguments, algebra=run.algebra)
-        rounded = np.asarray(run.algebra.round(do.write.buffer.type, np.asarray(result)), float)
-        if instruction.crosses:
-            rounded = _shuffled(agent, do, who.numbers, rounded)
+        rounded = _result(agent, do, arguments, who.numbers)
         shape = high - low, who.threads.shape[1]
         if rounded.shape != shape:
             rounded = np.broadcast_to(rounded, shape)
@@ -432,25 +420,40 @@ def _write_where(
     spot.memory.put(spot.stage, (cell, own), values[value, thread], spot.wanted)
 
 
-def shuffle(agents: Sequence[Agent], do: Do, env: Mapping[str, int]) -> None:
-    """Execute a shuffle by the agents that share warps, all of which have come to it."""
+def in_warps(agents: Sequence[Agent], do: Do, env: Mapping[str, int]) -> None:
+    """Execute what lanes do together, by the agents that share warps, all of which are there."""
     sides = [[_spot(a, do, x, env, who_of(a, do, env)) for x in do.accesses] for a in agents]
-    values = []
     for agent, spots in zip(agents, sides, strict=True):
         for spot in spots:
             _touch(agent, do, spot, writes=spot is spots[-1])
-        values.append(_read(agent, do, spots[0], 0, extent(do.values)))
-    numbers = np.concatenate([a.threads for a in agents])
-    order = np.argsort(numbers)
-    found = np.empty((extent(do.values), numbers.size))
-    found[:, order] = _shuffled(
-        agents[0], do, numbers[order], np.concatenate(values, axis=1)[:, order]
-    )
+    size, numbers = extent(do.values), np.concatenate([a.threads for a in agents])
+    order, found = np.argsort(numbers), np.empty((size, numbers.size))
+    reads = zip(*(spots[:-1] for spots in sides), strict=True)
+    arguments = []
+    for source in do.reads:
+        if not isinstance(source, Access):
+            arguments.append(agents[0].cta.cluster.run.given(source, do.write.buffer.type))
+            continue
+        parts = [_read(a, do, s, 0, size) for a, s in zip(agents, next(reads), strict=True)]
+        arguments.append(np.concatenate(parts, axis=1)[:, order])
+    found[:, order] = _result(agents[0], do, arguments, numbers[order])
     first = 0
     for agent, spots in zip(agents, sides, strict=True):
         mine = found[:, first : first + agent.threads.size]
-        _write(agent, do, spots[-1], mine, 0, extent(do.values), None)
+        _write(agent, do, spots[-1], mine, 0, size, None)
         first += agent.threads.size
+
+
+def _result(agent: Agent, do: Do, arguments: Sequence[Any], numbers: Integers) -> Values:
+    """Return what threads of these numbers make of what they read, rounded."""
+    run, how = agent.cta.cluster.run, do.instruction
+    if how.warp_product:
+        blocks = how.blocks_of(do.accesses[0].buffer.dtype)
+        result = products(blocks, do.values, *arguments, algebra=run.algebra)
+    else:
+        result = do.result(*arguments, algebra=run.algebra)
+    rounded = np.asarray(run.algebra.round(do.write.buffer.type, np.asarray(result)), float)
+    return _shuffled(agent, do, numbers, rounded) if how.crosses else rounded
 
 
 def is_warps(numbers: Integers) -> bool:

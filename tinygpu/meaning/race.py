@@ -10,7 +10,8 @@ the ``wait_group`` of an agent for a product, a store or a cp.async, when the ph
 belong to is over for a TMA load.  Two uses of a cell, not both reads, of which the second is issued
 by a thread that does not know that the first is done, are a *race*, whatever came first in this
 execution.  Threads of an agent are told apart by the cells that each touches.  The asynchronous
-proxy, besides, needs to know of the writer's fence, and tcgen05 of fences of its own.
+proxy, besides, needs to know of the fence of who wrote, and to overwrite that of who read; tcgen05
+of fences of its own.
 
 >>> cells = Shared(Buffer("tile", "smem", "f32", (4,), (1,), 1, 4), {})
 >>> one, other = Party(0), Party(1)
@@ -138,8 +139,8 @@ class Use:
         return first < len(fences) and clock[self.agent.number] >= fences[first]
 
     def visible(self, clock: Sequence[int]) -> bool:
-        """Whether the asynchronous proxy of who has this clock sees it."""
-        return not (self.plain and self.writes) or self.fenced(self.agent.fences, clock)
+        """Whether it is done for the asynchronous proxy of who has this clock."""
+        return not self.plain or self.fenced(self.agent.fences, clock)
 
 
 class Stages:
@@ -159,6 +160,7 @@ class Shared(Stages):
     """A ring in shared or tensor memory of one CTA (of one copy), with the uses of each stage.
 
     ``overlaps`` remembers which arrays of cells meet; rings of one program may share it.
+    ``crossed``: the asynchronous proxy has written there.
     """
 
     def __init__(self, buffer: Buffer, overlaps: dict[Any, Any]) -> None:
@@ -170,6 +172,7 @@ class Shared(Stages):
         self._writes: list[dict[Any, Use]] = [{} for _ in range(shape[0])]
         self._reads: list[dict[Any, Use]] = [{} for _ in range(shape[0])]
         self._most = [_MANY_USES] * shape[0]
+        self.crossed = False
 
     def uses(self) -> Iterator[Use]:
         """Return the uses that are remembered."""
@@ -214,6 +217,7 @@ class Shared(Stages):
         ``live``: what every agent at work knows.
         """
         writes, reads = self._writes[stage], self._reads[stage]
+        self.crossed |= use.writes and not use.plain
         if use.writes and use.cells.size >= int(self.buffer.stage_elements):
             for held in (writes, reads):
                 for key in [k for k, u in held.items() if u.known(clock)]:
@@ -221,7 +225,10 @@ class Shared(Stages):
         if live is not None and len(writes) + len(reads) >= self._most[stage]:
             least = live()
             for held in (writes, reads):
-                for key in [k for k, u in held.items() if u.known(least) and u.visible(least)]:
+                done = held is reads and not self.crossed
+                for key in [
+                    k for k, u in held.items() if u.known(least) and (done or u.visible(least))
+                ]:
                     del held[key]
             self._most[stage] = max(_MANY_USES, 2 * (len(writes) + len(reads)))
         key = id(use) if use.pipe else (id(use.cells), use.agent.number)
@@ -265,7 +272,7 @@ def _missing_fence(other: Use, use: Use, clock: Sequence[int]) -> str:
     if late and not own and (agent.seen is None or not other.known(agent.seen)):
         return "tcgen05.fence::after_thread_sync before this, after waiting"
     if not use.plain and not other.visible(clock):
-        return "fence.proxy.async after the write, before the barrier"
+        return "fence.proxy.async after that, before the barrier"
     return ""
 
 

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from tinygpu.errors import ProgramError
 from tinygpu.meaning.cluster import Agent, Cluster, InFlight, Run, Tiles, start_cluster
-from tinygpu.meaning.execution import shuffle
+from tinygpu.meaning.execution import in_warps
 from tinygpu.meaning.race import Finding, Integers
 from tinygpu.meaning.transfers import arrive, released, start
 from tinygpu.term.program import Arrive, Commit, Do, Exit, Fence, Program, Sync, Wait, WaitGroup
@@ -134,7 +134,7 @@ class Turns:
         if agent.next is None or agent.at is not None:
             return False
         statement, env = agent.next
-        if lanes := _shuffling(agent):
+        if lanes := _together(agent):
             return all(
                 a.next is not None and a.next[0] is statement and a.next[1] == env for a in lanes
             )
@@ -155,9 +155,9 @@ class Turns:
         assert agent.next is not None
         statement, env = agent.next
         agent.tick()
-        if lanes := _shuffling(agent):
+        if lanes := _together(agent):
             assert isinstance(statement, Do)
-            shuffle(lanes, statement, env)
+            in_warps(lanes, statement, env)
             for lane in lanes:
                 self._advance(lane)
             return
@@ -364,13 +364,14 @@ class Turns:
                         cluster.run.found.setdefault("unbalanced", finding)
 
 
-def _shuffling(agent: Agent) -> list[Agent]:
-    """Return who has to come to a shuffle that is next: those with threads of the same warps.
+def _together(agent: Agent) -> list[Agent]:
+    """Return who has to come to what lanes do together next: those with threads of the same warps.
 
     The first thread of a role may act alone, and the others with it.  Else nobody has to.
     """
     statement = agent.next[0] if agent.next and agent.team.elects else None
-    if not isinstance(statement, Do) or not (statement.across or statement.instruction.folds):
+    how = statement.instruction if isinstance(statement, Do) else None
+    if how is None or not (how.crosses or how.warp_product):
         return []
     warps = set((agent.threads // 32).tolist())
     return [a for a in agent.team.agents if warps & set((a.threads // 32).tolist())]

@@ -9,8 +9,9 @@
                  and reads; who writes with others (threads of one statement, loads of one index)
                  what the first of them had to know.  A read of x finds x in its slot and nothing
                  else (*stale*: an older index; *unwritten*: none, or not all of it)
-    F  proxy     who comes through the asynchronous proxy knows the writer's fence; products come
-                 after a wgmma.fence; tcgen05 instructions through tcgen05.fence on both sides
+    F  proxy     who comes through the asynchronous proxy knows the fence of who wrote, and who
+                 overwrites through it that of who read; products come after a wgmma.fence; tcgen05
+                 instructions through tcgen05.fence on both sides
     X  exit      at its end an agent has waited for its copies, products and stores; somebody has
                  waited for each load; what goes to another CTA is known there
 
@@ -456,7 +457,8 @@ class Pass:
         fence = 0
         if kind == "plain":
             bit = state.epoch(number, op)
-            if any(self.plan.places[w.place].crossed for w in op.writes):
+            shared = [p for r in op.reads if not (p := self.plan.places[r.place]).private]
+            if any(p.crossed for p in (*shared, *(self.plan.places[w.place] for w in op.writes))):
                 if not agent.fenced:
                     agent.fenced = state.fact(self.who(bit) if state.names else "")
                     agent.unfenced |= agent.fenced
@@ -550,6 +552,8 @@ class Pass:
             if need & ~seen:
                 self._conflict(number, op, place, need, seen, touch, slot.writes)
             slot.reads |= self.moved(bit, touch.shift)
+            after = fence if op.kind == "plain" and fence else bit
+            slot.behind |= self.moved(after, touch.shift)
             if op.kind in ("take", "put"):
                 slot.tensor |= self.moved(fence, touch.shift)
         if not (sums and op.fresh):
@@ -586,7 +590,7 @@ class Pass:
         need = slot.before if joined else writes
         if op.kind == "mma":  # products of one thread are done in order
             need &= ~self.moved(agent.multiplied, touch.shift)
-        need |= slot.reads
+        need |= slot.behind if through else slot.reads
         need |= (slot.tensor | slot.told) & ~agent.untold
         if need & ~seen:
             self._conflict(
@@ -605,7 +609,7 @@ class Pass:
             slot.crossing |= crossing
         else:
             slot.before, slot.writes, slot.crossing = need, bit, crossing
-            slot.reads = slot.tensor = 0
+            slot.reads = slot.behind = slot.tensor = 0
             slot.told = fence if op.kind == "put" else 0
         slot.token, slot.loads = token, op.kind == "load"
         slot.last = self.label(number, op)

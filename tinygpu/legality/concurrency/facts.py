@@ -162,6 +162,7 @@ class Slot:
     crossing: int = 0  # the same, for those who come through the other proxy
     before: int = 0  # what the first of the writes had to follow
     reads: int = 0
+    behind: int = 0  # the same, for who overwrites through the other proxy: their fences
     told: int = 0  # of a write by tcgen05.st: its thread has told of it
     tensor: int = 0  # of the reads by tcgen05.ld: their threads have
     token: object = None
@@ -377,7 +378,7 @@ def _asked(place: Spot) -> tuple[str, ...]:
     """Return which facts of a stage somebody may ask about."""
     if place.private:
         return ("writes",)
-    crossing = ("crossing", "before") if place.crossed else ()
+    crossing = ("crossing", "before", "behind") if place.crossed else ()
     return ("writes", "reads", *crossing, *(("told", "tensor") if place.level == "tmem" else ()))
 
 
