@@ -62,6 +62,10 @@ def _read(ring: Buffer) -> Do:
     return Do(INSTRUCTIONS["ld.shared"], MINE, (Access(ring, *BY_THREAD, index=K),), (2,), (32,))
 
 
+READ = Fence("proxy.async")
+"""Behind a read, before others are told: what overwrites it is TMA."""
+
+
 def _write(ring: Buffer) -> Do:
     return Do(INSTRUCTIONS["st.shared"], Access(ring, *BY_THREAD, index=K), (MINE,), (2,), (32,))
 
@@ -107,7 +111,7 @@ def store_ring(depth: int, stored: int) -> Program:
     full, empty = Barrier("full", depth, 1), Barrier("empty", depth, 32)
     into, out = _ring("in", depth), _ring("out", stored)
     fill = (Wait(empty, K + -depth), Arrive(full, K, bytes=4 * TILE), _load(into, full))
-    take = (Wait(full, K), _read(into), Arrive(empty, K), TWICE)
+    take = (Wait(full, K), _read(into), READ, Arrive(empty, K), TWICE)
     send = _store(out) if stored else (_store_direct(),)
     return _program(
         f"store ring {depth} {stored}", (into, out) if stored else (into,), (full, empty),
@@ -132,6 +136,7 @@ def two_producers(depth: int, apart: bool) -> Program:
     take: tuple[Statement, ...] = (
         *waits,
         _read(into),
+        READ,
         Sync(1, "role"),
         Elect((Arrive(empty, K),)),
         TWICE,
@@ -152,7 +157,7 @@ def two_rings(one: int, two: int) -> Program:
         barriers += [full, empty]
         load = _load(ring, full)
         fill += [Wait(empty, K + -depth), Arrive(full, K, bytes=4 * TILE), load]
-        take += [Wait(full, K), _read(ring), Arrive(empty, K)]
+        take += [Wait(full, K), _read(ring), READ, Arrive(empty, K)]
     return _program(
         f"two rings {one} {two}", rings, tuple(barriers),
         Role("loader", 32, (Elect((_loop(*fill),)),)),
@@ -167,7 +172,7 @@ def chain(one: int, two: int, fenced: bool) -> Program:
     made, used = Barrier("made", two, 32), Barrier("used", two, 1 if fenced else 32)
     fill = (Wait(empty, K + -one), Arrive(full, K, bytes=4 * TILE), _load(into, full))
     change = (
-        Wait(full, K), _read(into), Arrive(empty, K), TWICE,
+        Wait(full, K), _read(into), READ, Arrive(empty, K), TWICE,
         Wait(used, K + -two), _write(mid), *((Fence("proxy.async"),) if fenced else ()),
         Arrive(made, K),
     )  # fmt: skip

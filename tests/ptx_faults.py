@@ -350,6 +350,7 @@ def _parities() -> Iterator[str]:
             !{_waits(0)}
             =and.b32 %r2, %r1, 1; {_waits("%r2")}
             ld.shared.u32 %r9, [%s]; <<
+            fence.proxy.async.shared::cta;
             bar.sync 0; add.u32 %r1, %r1, 1; setp.lt.u32 %p4, %r1, 3; @%p4 bra L;"""
     for bits in (32, 63):
         yield f"""{_INIT.format(n=64)}
@@ -970,12 +971,29 @@ def _reads() -> Iterator[str]:
             @%p0 cp.async.bulk.wait_group 0;"""
 
 
+def _overwrites() -> Iterator[str]:
+    """Of what was loaded and read, and is loaded over."""
+    for size in (256, 128, 64, 32, 16):
+        for read in ("ld.shared.u32 %r9, [%s];", "ld.shared.v2.u32 {%r9, %r10}, [%s];"):
+            yield f"""{_INIT.format(n=1)}
+                {_ARM.format(n=size)}
+                {_LOAD.format(n=size)}
+                {_waits(0)}
+                {read}
+                =fence.proxy.async.shared::cta;
+                bar.sync 0;
+                {_ARM.format(n=size)}
+                {_LOAD.format(n=size)} <<
+                {_waits(1)}"""
+
+
 FAULTS: tuple[Fault, ...] = (
     *_make("no __syncthreads", "race", _no_barrier("bar.sync 0;", (32, 33, 63))),
     *_make("no __syncwarp", "race", _no_barrier("bar.warp.sync 0xffffffff;", (16, 1, 31)), threads=32),
     *_make("no wait for cp.async", "race uninitialised", _copy_waits()),
     *_make("no commit", "race uninitialised", _commits()),
     *_make("no proxy fence", "proxy", _proxies()),
+    *_make("loads over what is read", "proxy", _overwrites()),
     *_make("mbarrier.init is not told of", "race proxy", _inits()),
     *_make("wrong parity", "deadlock race uninitialised", _parities()),
     *_make("wrong expect_tx", "deadlock race uninitialised", _expected()),

@@ -10,13 +10,18 @@ import pytest
 from examples.first_machine import Axpb
 from examples.rmsnorm_matmul import NORMALISED_PRODUCT, NormalisedProduct
 from examples.softmax_of_product import CHAIN, Chain
+from examples.tma_and_warps import TmaWarps
+from tests.hopper_terms import rewritten
 from tinygpu.codegen.run.agreement import computes
 from tinygpu.codegen.run.interpretation import interpret
 from tinygpu.devices.device import load_device
+from tinygpu.legality.concurrency.judge import verdict
 from tinygpu.legality.laws import require_legal
 from tinygpu.meaning.interpret import check
+from tinygpu.search.time.cost import cost
 from tinygpu.term.machine import Machine
-from tinygpu.term.operation import Operation, Problem, elementwise
+from tinygpu.term.operation import Operation, Problem, elementwise, matmul
+from tinygpu.term.program import Fence
 from tinygpu.term.schedule import Schedule
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -24,6 +29,7 @@ MOST_LINES = {
     "first_machine": 45, "elementwise": 55, "rows": 25, "naive_matmul": 50, "transpose": 50,
     "rmsnorm": 65, "softmax": 55, "ring": 70, "cluster": 110,
     "reduce": 115, "rmsnorm_matmul": 60, "softmax_of_product": 62, "fp64_tensor_cores": 70,
+    "tma_and_warps": 76,
 }  # fmt: skip
 
 
@@ -83,3 +89,22 @@ def test_a_chain_that_forgets_to_rescale_is_wrong(sum_: str, tmp_path: Path) -> 
     machine = found["Chain"]()
     program = Schedule.of(machine, {"depth": 16}).program(machine, found["CHAIN"])
     assert computes(program).wrong
+
+
+def test_warps_behind_tma_are_right_with_their_fence_and_race_without() -> None:
+    """For laws, judge, meaning, code, emulator; without the fence for each that looks at order."""
+    problem, device = Problem.of(matmul("bf16", layout="nt"), m=4096, n=4096, k=4096), "h100"
+    values = {"tile_m": 64, "tile_n": 64, "warps_m": 1, "warps_n": 4, "stages": 2}
+    schedule, small = Schedule.of(TmaWarps(), values), {"m": 72, "n": 136, "k": 200}
+    program = require_legal(schedule, TmaWarps(), problem, load_device(device))
+    assert check(program, small) == ()
+    assert computes(program).proved
+    assert interpret(program, small, arch="sm_90a").right
+    assert cost(program, problem.sizes, load_device(device)).seconds > 0
+    bare = rewritten(program, lambda s: () if isinstance(s, Fence) else s)
+    fault = verdict(bare).fault
+    assert fault is not None
+    assert fault.kind == "proxy"
+    assert {f.kind for f in check(bare, small)} == {"unfenced"}
+    found = interpret(bare, small, arch="sm_90a").findings
+    assert {f.kind for f in found if f.severity == "error"} == {"proxy"}

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.async_protocols import BY_THREAD, HELD, TWICE, X, Y, _loop, _program, _read, _ring
+from tests.async_protocols import BY_THREAD, HELD, READ, TWICE, X, Y, _loop, _program, _read, _ring
 from tests.async_protocols import K as STEP
 from tests.hopper_terms import rewritten, term
 from tests.ptx_runs import run_matmul
@@ -54,7 +54,7 @@ def ring(*loads: Do) -> Program:
     out = Access(Y, *BY_THREAD, origin=(STEP * 64,), guard=(True,))
     mine = Access(HELD, ((1,),), index=STEP)
     store = Do(INSTRUCTIONS["st.global"], out, (mine,), (2,), (32,))
-    take = (Wait(FULL, STEP), _read(_ring("in", 2)), Arrive(EMPTY, STEP), TWICE, store)
+    take = (Wait(FULL, STEP), _read(_ring("in", 2)), READ, Arrive(EMPTY, STEP), TWICE, store)
     roles = Role("loader", 32, (Elect((_loop(*fill),)),)), Role("worker", 32, (_loop(*take),))
     return _program("loads", (_ring("in", 2),), (FULL, EMPTY), *roles)
 
@@ -118,7 +118,7 @@ def test_a_turn_of_parts_follows_the_turn_before(parts: int, stages: int) -> Non
     out = Access(Y, *BY_THREAD, origin=(STEP * 64,), guard=(True,))
     store = Do(INSTRUCTIONS["st.global"], out, (held,), (2,), (32,))
     twice = Do(INSTRUCTIONS["fma"], held, (held, held), (2,), (32,), variant="add")
-    take = (Wait(full, STEP), read, Arrive(empty, STEP), twice, store)
+    take = (Wait(full, STEP), read, READ, Arrive(empty, STEP), twice, store)
     roles = Role("loader", 32, (Elect((_loop(*fill),)),)), Role("worker", 32, (_loop(*take),))
     program = _program("turns", (into,), (full, empty), *roles)
     found = check(program, SIZES, seeds=tuple(range(6)))
