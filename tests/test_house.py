@@ -99,14 +99,14 @@ WORDS = {"fma", "alu", "mufu", "cvt", "mov", "mbarrier"}
 """Instructions whose names are words of units, operators and completions, too."""
 
 WALK_LINES = {
-    "meaning": 5564,
-    "legality": 7652,
-    "time": 4833,
+    "meaning": 5575,
+    "legality": 7657,
+    "time": 4838,
     "tinygpu.codegen.emit kernel rules": 4073,
 }
 """The most lines of a walk."""
 
-LINES = 63374
+LINES = 63399
 """The most lines of the three folders together; without the emulator they are to be 40,000."""
 
 
