@@ -180,9 +180,10 @@ def sectors_of_warp(do: Do, values: Mapping[str, int], sector_bytes: int) -> Num
     total: Numbers = 1.0
     left: Numbers = 32
     for extent, steps in zip(do.threads, access.thread, strict=True):
+        if not any(steps) and (do.lanes or extent == 1):
+            continue  # those that take no part
         lanes, left = np.minimum(extent, left), np.maximum(left // np.maximum(extent, 1), 1)
         step = sum((step * stride for step, stride in zip(steps, strides, strict=True)), 0)
         near = np.ceil(lanes * step * width / sector_bytes)
-        touched = select(np.asanyarray(step * width) < sector_bytes, near, lanes)
-        total = total * select(np.asanyarray(lanes) == 1, 1, touched)
+        total = total * select(np.asanyarray(step * width) < sector_bytes, near, lanes)
     return total

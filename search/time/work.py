@@ -627,7 +627,7 @@ class _Accountant:
         smem = device.smem_bytes_per_cycle_per_sm * FITTED["smem_share"]
         count: Numbers = math.prod(do.values)
         if do.threads or not _of_tile(do):
-            count = count * self.role.threads
+            count = count * self.role.threads / (do.lanes[1] if do.lanes else 1)
         width, end = do.write.buffer.type.bytes, FITTED["product_end"]
         match how.unit:
             case "tensor" if how.blocks:  # in order, by all warps of a copy
