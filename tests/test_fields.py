@@ -137,7 +137,7 @@ LEFT_OUT = {
         ),
         "which stage and which number do not change how long it takes": (
             "Access.outside Immediate.number Scalar.name Scalar.size "
-            "Barrier.home Do.lanes Do.across Do.fresh ForTile.start Exit.values Exit.threads"
+            "Barrier.home Do.across Do.fresh ForTile.start Exit.values Exit.threads"
         ),
         "other walks'": (
             "Instruction.reads Instruction.writes Instruction.variants Instruction.arch "

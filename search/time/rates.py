@@ -176,14 +176,12 @@ def sectors_of_warp(do: Do, values: Mapping[str, int], sector_bytes: int) -> Num
     """Return the sectors that a warp's move of one vector each straight to or from gmem touches."""
     access = next(a for a in do.accesses if a.buffer.level == "gmem")
     strides = [values[s] if isinstance(s, str) else s for s in access.buffer.stride]
-    width = access.buffer.type.bytes
-    total: Numbers = 1.0
-    left: Numbers = 32
+    width, total, left = access.buffer.type.bytes, np.float64(1.0), np.int64(32)
     for extent, steps in zip(do.threads, access.thread, strict=True):
         if not any(steps) and (do.lanes or extent == 1):
             continue  # those that take no part
         lanes, left = np.minimum(extent, left), np.maximum(left // np.maximum(extent, 1), 1)
-        step = sum((step * stride for step, stride in zip(steps, strides, strict=True)), 0)
-        near = np.ceil(lanes * step * width / sector_bytes)
-        total = total * select(np.asanyarray(step * width) < sector_bytes, near, lanes)
+        step = sum((step * stride for step, stride in zip(steps, strides, strict=True)), 0) * width
+        near = np.ceil(lanes * step / sector_bytes)
+        total = total * select(np.asanyarray(step) < sector_bytes, near, lanes)
     return total
