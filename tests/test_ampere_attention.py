@@ -21,6 +21,7 @@ from tinygpu.codegen.run.assemble import assemble
 from tinygpu.codegen.run.interpretation import interpret
 from tinygpu.devices.device import load_device
 from tinygpu.errors import OperationError
+from tinygpu.isa.fragment import Mode
 from tinygpu.legality.concurrency.judge import verdict
 from tinygpu.legality.laws import check_schedule
 from tinygpu.legality.mask_cover import mask_cover
@@ -285,6 +286,19 @@ def test_registers_that_are_filled_otherwise_are_not_seen_through(ring: str) -> 
 
     def of(s: Statement) -> Statement | tuple[Statement, ...]:
         return (s, s) if isinstance(s, Do) and s.write.buffer.name == ring else s
+
+    assert mask_cover(rewritten(term(), of)).outcome == "unproved"
+
+
+@pytest.mark.parametrize("modes", [((2, 0, 8), (2, 8, 0)), ((2, 0, 1), (2, 4, 0))])
+def test_products_of_other_fragments_are_not_seen_through(modes: tuple[Mode, ...]) -> None:
+    """Their sums count columns, or rows, by another digit of the values."""
+
+    def of(s: Statement) -> Statement:
+        if not (isinstance(s, Do) and s.instruction.blocks):
+            return s
+        own = tuple(replace(b, d=replace(b.d, value_modes=modes)) for b in s.instruction.blocks)
+        return replace(s, instruction=replace(s.instruction, blocks=own))
 
     assert mask_cover(rewritten(term(), of)).outcome == "unproved"
 

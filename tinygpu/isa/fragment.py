@@ -40,7 +40,7 @@ from numpy.typing import NDArray
 
 from tinygpu.errors import ProgramError
 
-__all__ = ["FRAGMENTS", "Blocks", "Fragment"]
+__all__ = ["FRAGMENTS", "Blocks", "Fragment", "Mode"]
 
 Mode = tuple[int, int, int]
 

@@ -140,9 +140,13 @@ def _counted(do: Do, factors: Sequence[tuple[Any, Steps]]) -> Do | None:
     """Return a product by digits of the sums, or None where lanes hold no such fragments."""
     (left, of_left), (right, threads) = factors
     blocks = do.instruction.blocks_of(do.accesses[0].buffer.dtype)
-    octet, (of_quad, of_octet) = (8, 1, 0), blocks.d.thread_modes
-    lines = [modes for fragment in (blocks.a, blocks.b) for modes in fragment.thread_modes[1:]]
-    if (of_quad, of_octet) != ((4, 0, 2), octet) or lines != [octet, octet]:
+    fragments = blocks.a, blocks.b, blocks.d
+    columns = (*blocks.d.thread_modes, *(mode for mode in blocks.d.value_modes if not mode[1]))
+    octets = [mode for fragment in fragments for mode in fragment.thread_modes[1:]]
+    halves = [[mode for mode in fragment.value_modes if mode[1]] for fragment in fragments]
+    if columns != ((4, 0, 2), (8, 1, 0), (2, 0, 1)) or octets != [(8, 1, 0)] * 3:
+        return None
+    if halves != [halves[2], [], halves[2]]:
         return None
     if not threads or of_left not in ((), threads) or len(do.values) != 5:
         return None
