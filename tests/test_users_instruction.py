@@ -56,6 +56,7 @@ from tinygpu.legality.reach import Case, Clause, Place
 from tinygpu.machines.ampere import STARTS
 from tinygpu.search.time.cost import cost
 from tinygpu.space.questions import ask
+from tinygpu.term.access_map import Affine, Predicate
 from tinygpu.term.expression import value
 from tinygpu.term.machine import Chosen, Value, instructions
 from tinygpu.term.operation import Operand, Operation, Reduction
@@ -656,17 +657,18 @@ def test_a_wrong_fold_is_found(wrong: str, vector: int) -> None:
 
 
 def test_what_crosses_lanes_says_how() -> None:
-    for changes, text in (
-        ({"folds": "most"}, "folds most on the unit shuffle"),
-        ({"unit": "lsu"}, "folds max on the unit lsu"),
-    ):
-        with pytest.raises(MachineError, match=text):
-            replace(Largest.redux, **changes)  # type: ignore[arg-type]
+    with pytest.raises(MachineError, match="folds most on the unit shuffle"):
+        replace(Largest.redux, folds="most")
+    with pytest.raises(MachineError, match="folds max on the unit lsu"):
+        replace(Largest.redux, unit="lsu")
     term = folding(Largest.redux)
     do = the_fold(term)
     for by in (do.instruction, replace(do.instruction, folds="", unit="alu")):
         with pytest.raises(ProgramError, match="has no across; leave it out"):
             replaced(term, do, instruction=by, across=16)
+    of_each = replace(do.instruction, unit="alu", issuer="thread")
+    with pytest.raises(ProgramError, match="has no predicate"):
+        replaced(term, do, instruction=of_each, where=Predicate(Affine()))
 
 
 def small_tiles(case: Case, place: Place) -> Iterator[Clause]:
@@ -684,9 +686,9 @@ class Small(SplitK):
     instructions = (*(i for i in SplitK.instructions if i.name != BOUNDED.name), BOUNDED)
 
     def forward(self, k: Kernel) -> None:
-        told = k.tma
-        k.tma = partial(told, by=BOUNDED)  # type: ignore[method-assign]
-        super().forward(k)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(k, "tma", partial(k.tma, by=BOUNDED))
+            super().forward(k)
 
 
 def test_a_law_of_a_load_of_ones_own_prunes_and_is_named() -> None:

@@ -687,6 +687,7 @@ def _predicated(do: Do) -> str:
         do.write.buffer.level != "registers"
         or how.lower
         or how.issuer != "thread"
+        or how.crosses
         or how.unit not in _PREDICATED
     ):
         return f"{how.name} has no predicate; fma, alu, mufu and mov on a thread's own registers do"
