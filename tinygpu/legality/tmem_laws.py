@@ -116,9 +116,10 @@ def lanes(case: Case, place: Place) -> Iterator[Clause]:
     (source,) = (r for r in do.reads if isinstance(r, Access))
     tmem, held = (source, do.write) if source.buffer.level == "tmem" else (do.write, source)
     constant, terms = origin_of(case, tmem, 0)
-    same: Any = (constant == 0) & all(step == 0 for _, step in terms)
-    same = same & (tmem.value[0][0] == 0) & (tmem.value[0][1] == 1)
-    same = same & (memory_step(held, held.value[0]) == 1) & (len(do.values) == 1)
+    same: Any = (tmem.value[0][1] == 1) & (len(do.values) == 1)
+    for step in (constant, tmem.value[0][0], *(step for _, step in terms)):
+        same = same & (step == 0)
+    same = same & (memory_step(held, held.value[0]) == 1)
     below: Any = 1
     for count, (lane, column) in zip(do.threads, tmem.thread, strict=True):
         same = same & (((lane == below) & (column == 0)) | (count == 1))

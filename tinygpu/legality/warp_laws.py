@@ -27,7 +27,7 @@ from typing import Any, Literal
 from tinygpu.legality.law import Law
 from tinygpu.legality.placement import memory_step
 from tinygpu.legality.reach import Case, Clause, Place, moves, origin_of
-from tinygpu.term.program import Access, Do
+from tinygpu.term.program import Access
 
 __all__ = ["WARP_LAWS"]
 
@@ -92,8 +92,7 @@ def mma(case: Case, place: Place) -> Iterator[Clause]:
     yield Clause(same, "{} adds to other sums than it reads", (do,))
     text = "{} counts {} values of a thread; m{}n{}k{} has {} in each block"
     first = tuple(do.values[:3])
-    five = len(do.values) == len(blocks.values) + 2
-    holds = five and _same(first, blocks.values)
+    holds = len(do.values) == len(blocks.values) + 2 and _same(first, blocks.values)
     yield Clause(holds, text, (do, first, m, n, k, " * ".join(map(str, blocks.values))))
     operands: tuple[tuple[Literal["a", "b", "d"], Access], ...] = (
         ("a", a), ("b", b), ("d", sums), ("d", do.write),
@@ -104,20 +103,14 @@ def mma(case: Case, place: Place) -> Iterator[Clause]:
         far, counted = blocks.steps(name), [extent > 1 for extent in blocks.values]
         holds = _same(tuple(compress(steps, counted)), tuple(compress(far, counted)))
         yield Clause(holds, text, (access, steps, name, far))
-    yield from _still(do, a, b)
-    for mode in (3, 4):
+    for shared, mode in ((a, 3), (b, 4)):  # a is the same for all columns, b for all rows
         moved: Any = do.values[mode] == 1
+        for step in shared.value[mode]:
+            holds = (step == 0) | (do.values[mode] == 1)
+            yield Clause(holds, "{}: it differs between blocks that share it", (shared,))
         for step in do.write.value[mode]:
             moved = moved | (step != 0)
         yield Clause(moved, "{}: two of its blocks have the same sums", (do,))
-
-
-def _still(do: Do, a: Access, b: Access) -> Iterator[Clause]:
-    """Check that a does not move along the blocks of columns, nor b along those of rows."""
-    for access, mode in ((a, 3), (b, 4)):
-        for step in access.value[mode]:
-            holds = (step == 0) | (do.values[mode] == 1)
-            yield Clause(holds, "{}: it differs between blocks that share it", (access,))
 
 
 def _same(got: tuple[Any, ...], wanted: tuple[Any, ...]) -> Any:
