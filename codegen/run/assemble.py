@@ -27,7 +27,7 @@ import os
 import re
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -155,18 +155,12 @@ def assemble(
     return cubin
 
 
-def assemble_many(
-    texts: Sequence[tuple[str, str]],
-    *,
-    jobs: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
-) -> tuple[Cubin | AssemblyError, ...]:
+def assemble_many(texts: Sequence[tuple[str, str]]) -> tuple[Cubin | AssemblyError, ...]:
     """Assemble (PTX, arch) pairs in parallel; a text that fails gives its error in its place.
 
-    ``progress(done, all)`` is called after each.  Raises AssemblyError where there is no ptxas.
+    Raises AssemblyError where there is no ptxas.
     """
     find_ptxas()
-    done = 0
 
     def one(text: tuple[str, str]) -> Cubin | AssemblyError:
         try:
@@ -174,14 +168,8 @@ def assemble_many(
         except AssemblyError as error:
             return error
 
-    results: list[Cubin | AssemblyError] = []
-    with ThreadPoolExecutor(jobs or cores()) as pool:
-        for result in pool.map(one, texts):
-            results.append(result)
-            done += 1
-            if progress:
-                progress(done, len(texts))
-    return tuple(results)
+    with ThreadPoolExecutor(cores()) as pool:
+        return tuple(pool.map(one, texts))
 
 
 def sass(cubin: bytes) -> str:

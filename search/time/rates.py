@@ -41,9 +41,8 @@ from tinygpu.term.program import Do, Program, select
 
 __all__ = [
     "AT_ONCE", "MMA_LATENCY_CYCLES", "block_cycles", "cluster_latency", "copy_cycles", "fill_rate",
-    "home_cycles", "matrices", "mbarrier_latency", "product_cycles", 
-    "sectors_of_warp", "share_inside", "smem_width", "tma_latency", "touches_smem",
-    "transfer_cycles",
+    "home_cycles", "matrices", "mbarrier_latency", "product_cycles", "sectors_of_warp",
+    "share_inside", "smem_width", "tma_latency", "touches_smem", "transfer_cycles",
 ]  # fmt: skip
 
 Numbers = Any

@@ -270,10 +270,6 @@ class _Spot:
     wanted: int
     who: Who
 
-    def threads(self, low: int, high: int) -> Integers:
-        """Return whose each value is."""
-        return self.who.threads
-
     def at(self, low: int, high: int) -> Any:
         """Return where values are in a stage."""
         cell = self.place.cell[low:high]
@@ -374,11 +370,11 @@ def _read(agent: Agent, do: Do, spot: _Spot, low: int, high: int) -> Values:
     place = spot.place
     taken = place.taken[low:high]
     if spot.memory is None:
-        threads = spot.threads(low, high)
+        threads = spot.who.threads
         return from_gmem(agent, do, spot.access, place.cell[low:high], taken, threads)
     at, some = spot.at(low, high), None if place.every else taken
     stale(agent, do, spot.memory, spot.stage, at, spot.wanted, cells=place.cell[low:high],
-          threads=spot.threads(low, high), taken=some)  # fmt: skip
+          threads=spot.who.threads, taken=some)  # fmt: skip
     values: Values = spot.memory.value[spot.stage][at]
     return values if some is None else np.where(some, values, np.nan)
 
