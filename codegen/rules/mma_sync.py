@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import prod
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +19,7 @@ from tinygpu.codegen.kernel.loops import by_threads
 from tinygpu.codegen.kernel.scope import Scope, value_coordinates
 from tinygpu.codegen.rules.arithmetic import in_any_order
 from tinygpu.errors import ProgramError
-from tinygpu.isa.fragment import Blocks
+from tinygpu.isa.fragment import Blocks, Operand
 from tinygpu.term.program import Access, Do
 
 __all__ = ["ldmatrix", "mma", "rows_of", "stmatrix", "swizzled_points"]
@@ -143,7 +142,7 @@ def mma(kernel: KernelCode, do: Do, scope: Scope) -> None:
             )
 
 
-def _registers(blocks: Blocks, operand: Literal["a", "b", "d"]) -> list[int]:
+def _registers(blocks: Blocks, operand: Operand) -> list[int]:
     """Return which of a block's values an operand has, each once, in the order of its fragment."""
     digits = np.indices(blocks.values[::-1]).reshape(3, -1)[::-1]
     _, found = np.unique(np.array(blocks.steps(operand)) @ digits, return_index=True)

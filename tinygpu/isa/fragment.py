@@ -40,7 +40,7 @@ from numpy.typing import NDArray
 
 from tinygpu.errors import ProgramError
 
-__all__ = ["FRAGMENTS", "Blocks", "Fragment", "Mode"]
+__all__ = ["FRAGMENTS", "Blocks", "Fragment", "Mode", "Operand"]
 
 Mode = tuple[int, int, int]
 

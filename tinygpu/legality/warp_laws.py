@@ -22,8 +22,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import compress
-from typing import Any, Literal
+from typing import Any
 
+from tinygpu.isa.fragment import Operand
 from tinygpu.legality.law import Law
 from tinygpu.legality.placement import memory_step
 from tinygpu.legality.reach import Case, Clause, Place, moves, origin_of
@@ -94,9 +95,8 @@ def mma(case: Case, place: Place) -> Iterator[Clause]:
     first = tuple(do.values[:3])
     holds = len(do.values) == len(blocks.values) + 2 and _same(first, blocks.values)
     yield Clause(holds, text, (do, first, m, n, k, " * ".join(map(str, blocks.values))))
-    operands: tuple[tuple[Literal["a", "b", "d"], Access], ...] = (
-        ("a", a), ("b", b), ("d", sums), ("d", do.write),
-    )  # fmt: skip
+    operands: list[tuple[Operand, Access]]
+    operands = [("a", a), ("b", b), ("d", sums), ("d", do.write)]
     for name, access in operands:
         steps = tuple(memory_step(access, s) for s in access.value[:3])
         text = "{}: its first values lie {} elements apart; those of {} lie {}"
