@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tinygpu.deadline import NEVER, Deadline
-from tinygpu.search.exact.scorer import Points, Scorer
+from tinygpu.search.exact.scorer import Points, Scorers
 from tinygpu.space.space import Space
 from tinygpu.term.machine import Value
 from tinygpu.term.schedule import Schedule
@@ -49,7 +49,7 @@ class Neighbourhood:
     def __init__(self, space: Space, until: Deadline = NEVER) -> None:
         """Build nothing yet; after ``until`` some changes are left out."""
         self.space, self.until = space, until
-        self._scorers: dict[tuple[Value, ...], Scorer | None] = {}
+        self._every = Scorers(space)
 
     def __call__(self, schedule: Schedule) -> list[Candidate]:
         """Return the best legal schedule of each single change that can be mended."""
@@ -74,7 +74,7 @@ class Neighbourhood:
         changes: Sequence[tuple[int, int] | tuple[()]],
     ) -> Iterator[Candidate]:
         """Yield, for each change of numeric decisions, the best legal point with few more."""
-        scorer = self._scorer(structure)
+        scorer = self._every.of(dict(zip(self.space.structural, structure, strict=True)))
         if scorer is None:
             return
         open_changes = list(changes)
@@ -91,16 +91,6 @@ class Neighbourhood:
                 schedule = self.space.schedule(scorer.batch, legal[best])
                 yield Candidate(schedule, float(seconds[best]))
             open_changes = left
-
-    def _scorer(self, structure: tuple[Value, ...]) -> Scorer | None:
-        """Return the scorer of a structural choice; None if nothing of it is legal."""
-        if structure not in self._scorers:
-            space = self.space
-            fixed = {**space.fixed, **dict(zip(space.structural, structure, strict=True))}
-            part = Space(space.machine, space.problem, space.device, fixed=fixed)
-            batches = part.batches()
-            self._scorers[structure] = Scorer(batches[0], part) if batches else None
-        return self._scorers[structure]
 
 
 def _singles(here: NDArray[np.int64], lengths: Sequence[int]) -> Iterator[tuple[int, int]]:

@@ -174,7 +174,7 @@ def test_no_product_of_all_axes_is_made() -> None:
 def test_large_scores_are_cut_into_blocks() -> None:
     operation = attention(mask="causal")
     sizes = {"l": 1, "h": 16, "g": 1, "m": 16384, "n": 16384, "d": 128, "e": 128}
-    blocks = list(operation._blocks(sizes))
+    blocks = list(operation._blocks(sizes, 2**20))
     for block in blocks:
         extents = {a: stop - start for a, (start, stop) in block.items()}
         assert math.prod(extents[a] for a in "lhgmn") <= 16384 * 128  # as k has

@@ -24,7 +24,7 @@ from tinygpu.search.time.recursion import Following, Recursion, numbers
 from tinygpu.search.time.register_quantities import flying
 from tinygpu.search.tuning import computed as asked_on_all_cores
 from tinygpu.search.tuning.computed import computed
-from tinygpu.space.sharing import forget, narrowed, share
+from tinygpu.space.sharing import narrowed
 from tinygpu.space.space import Space
 from tinygpu.term.machine import Chosen
 from tinygpu.term.operation import Problem, matmul
@@ -132,16 +132,6 @@ def test_loads_in_flight_are_arrays_of_what_changes_them() -> None:
                     seen += 1
                     assert number.shape == narrowed(number.view(np.ndarray)).shape
     assert seen
-
-
-def test_what_is_remembered_can_be_forgotten() -> None:
-    """The arrays stay as they are; their sums are made anew."""
-    numbers_here = share(np.arange(3), {})
-    before = numbers_here + 1
-    forget((numbers_here, 5))
-    assert not numbers_here.memo
-    assert (numbers_here + 1) is not before
-    assert (numbers_here + 1).tolist() == before.tolist()
 
 
 def test_a_search_keeps_no_features() -> None:

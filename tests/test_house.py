@@ -101,12 +101,12 @@ WORDS = {"fma", "alu", "mufu", "cvt", "mov", "mbarrier"}
 WALK_LINES = {
     "meaning": 5575,
     "legality": 7657,
-    "time": 4838,
+    "time": 4847,
     "tinygpu.codegen.emit kernel rules": 4073,
 }
 """The most lines of a walk."""
 
-LINES = 63379
+LINES = 63489
 """The most lines of the three folders together; without the emulator they are to be 40,000."""
 
 

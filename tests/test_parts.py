@@ -8,13 +8,18 @@ import pytest
 
 from tinygpu.deadline import NEVER, Deadline
 from tinygpu.devices.device import load_device
+from tinygpu.machines import MACHINES
+from tinygpu.machines.attention import STARTS
 from tinygpu.machines.simt import LADDER, Simt
+from tinygpu.search.exact import branch
+from tinygpu.search.exact.best import rank
 from tinygpu.search.exact.branch import Search
 from tinygpu.search.exact.parts import climb_in_parts, parts_of
 from tinygpu.space.space import Space
-from tinygpu.term.operation import Problem, matmul
+from tinygpu.term.operation import Problem, attention, matmul
 
 PROBLEM = Problem.of(matmul(), m=256, n=250, k=256)
+ATTENTION = Problem.of(attention(), l=1, h=3, g=1, m=512, n=512, d=128, e=128)
 OPEN = {
     "tile_m": (32, 64), "thread_m": (4, 8), "raster": (1, 4), "stages": (1, 2, 3), "issue": (0, 1),
     "vector_a": (1, 4), "pipeline": ("none", "cp.async"), "edges": ("guard", "exact"),
@@ -26,26 +31,45 @@ def space() -> Space:
 
 
 def test_parts_are_disjoint_and_cover_the_space() -> None:
-    """Each structural choice stands in one part; the first values of all come first."""
+    """Each structural choice stands in one part, always the same one."""
     whole = space()
-    structural = whole.structural
-    found = [
-        tuple(batch.structure[n] for n in structural)
-        for fixed in parts_of(whole)
-        for batch in Space(Simt(), PROBLEM, load_device("h200"), fixed=fixed).batches()
-    ]
+    found = [tuple(structure.values()) for part in parts_of(whole) for structure in part]
     assert len(found) == len(set(found))
-    assert set(found) == {tuple(b.structure[n] for n in structural) for b in whole.batches()}
-    first = parts_of(whole)[0]
-    assert all(v[0] == whole.values[n][0] for n, v in first.items() if isinstance(v, tuple))
+    assert sorted(found) == sorted(tuple(s.values()) for s in whole.structures())
+    assert parts_of(space()) == parts_of(whole)
+
+
+def test_a_part_has_all_values_of_a_decision() -> None:
+    """What a deadline leaves out is not all of one value."""
+    whole = Space(MACHINES["attention"], ATTENTION, load_device("h200"))
+    for part in parts_of(whole):
+        for name in whole.structural:
+            assert {structure[name] for structure in part} == set(whole.values[name])
+
+
+def test_a_climb_goes_to_structural_choices_of_other_parts() -> None:
+    """It may draw from a poor choice only, and ends at the best all the same."""
+    fixed = {
+        **STARTS["fa3 without turns"], "skew": (0, 1), "rescale": ("after", "before"),
+        "stages_k": (1, 2), "tile_n": (96, 128), "epilogue": ("direct", "tma"),
+    }  # fmt: skip
+    whole = Space(MACHINES["attention"], ATTENTION, load_device("h200"), fixed=fixed)
+    every = rank(whole, 1)
+    assert every.proven
+    search = Search(whole, 1, ())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(branch, "_FOLLOWED", 0)
+        search.start(exact=False, structures=whole.structures()[:1])
+    ((_, seconds, _),) = search.entries()
+    assert seconds == every.best[0].seconds
 
 
 def test_what_is_found_is_what_each_part_finds() -> None:
     """However many processes there are."""
     whole, alone, admissible = space(), [], 0
-    for fixed in parts_of(whole):
-        search = Search(Space(Simt(), PROBLEM, load_device("h200"), fixed=fixed), 5, ())
-        admissible += search.start(exact=False)
+    for part in parts_of(whole):
+        search = Search(space(), 5, ())
+        admissible += search.start(exact=False, structures=part)
         alone += search.entries()
     found = climb_in_parts(whole, 5, (), float("inf"), None, NEVER)
     assert found.admissible == admissible == whole.count()

@@ -27,7 +27,7 @@ from tinygpu.deadline import NEVER, Deadline
 from tinygpu.errors import IllegalScheduleError, MachineError, ScheduleError, nearest, require_kind
 from tinygpu.legality.concurrency.judge import Verdict, verdict
 from tinygpu.search.exact.branch import Entry, Key, Progress, Search
-from tinygpu.search.exact.parts import climb_in_parts
+from tinygpu.search.exact.parts import PartResult, climb_in_parts, parts_of
 from tinygpu.search.exact.process import UnshareableError
 from tinygpu.search.time.breakdown import Breakdown
 from tinygpu.search.time.cost import cost
@@ -38,8 +38,9 @@ from tinygpu.term.schedule import Schedule
 
 __all__ = ["Ranked", "Ranking", "rank"]
 
-_LARGE = 10**8
-"""Schedules, legal or not, from which on other processes are worth their start."""
+_LARGE, _MANY = 10**8, 256
+"""Schedules, and structural choices, legal or not, from which on other processes are worth their
+start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,26 +102,30 @@ def rank(
         )
     if k < 1:
         raise ScheduleError(f"rank: the best {k}; ask for 1 or more")
-    if not exact and space.raw >= _LARGE and cores() > 1:
-        with suppress(UnshareableError):  # one process can search it all
-            parts = climb_in_parts(space, k, spread, below, progress, until, share)
-            if not parts.admissible and until.open:
-                require(space)
-            return _ranking(
-                space, k, parts.entries, parts.admissible, parts.scored, proven=False, until=until
-            )
-    if until.open:
-        require(space)
+    large = space.raw >= _LARGE or len(space.structures()) >= _MANY
     search = Search(space, k, spread, below)
-    admissible = search.start(exact=exact, progress=None if exact else progress, until=until)
-    if exact:
-        search.finish(progress)
-    if not admissible and not until.passed():
+    found: PartResult | None = None
+    if not exact and large and cores() > 1:
+        with suppress(UnshareableError):  # one process can search it all
+            found = climb_in_parts(space, k, spread, below, progress, until, share)
+    if found is None:
+        if until.open:
+            require(space)
+        admissible = search.start(
+            exact=exact, progress=None if exact else progress, until=until,
+            structures=None if exact else [s for part in parts_of(space) for s in part],
+        )  # fmt: skip
+        if exact:
+            search.finish(progress)
+        found = PartResult(search.entries(), admissible, search.scored)
+    entries, scored = found.entries, found.scored
+    if not found.admissible and not until.passed():
         require(space)
-    return _ranking(
-        space, k, search.entries(), space.count() if until.open else admissible,
-        search.scored, proven=exact and not search.climbed, until=until,
-    )  # fmt: skip
+    proven = exact and not search.climbed
+    if until.open and entries and not proven:
+        scored += search.pairs(min(entries, key=lambda entry: entry[1])[2])
+        entries = [*entries, *search.entries()]
+    return _ranking(space, k, entries, found.admissible, scored, proven=proven, until=until)
 
 
 def _ranking(

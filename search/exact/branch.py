@@ -10,7 +10,7 @@ Source: A. Land and A. Doig, "An Automatic Method of Solving Discrete Programmin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -19,10 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tinygpu.deadline import NEVER, Deadline
-from tinygpu.search.exact.scorer import Points, Scorer, SharedScores
-from tinygpu.search.exact.steps import Place, climbed
-from tinygpu.space.sharing import forget
+from tinygpu.search.exact.scorer import Points, Scorer, Scorers
+from tinygpu.search.exact.steps import Climb, Place
 from tinygpu.space.space import Space
+from tinygpu.term.machine import Value
 from tinygpu.term.schedule import Schedule
 
 __all__ = ["Entry", "Key", "Progress", "Search"]
@@ -38,6 +38,10 @@ _FEW = 1024
 _PATIENCE = 1_000_000
 _FOLLOWED = 400
 """Schedules up to which a space is searched whole, though each is followed singly."""
+_DRAWING_SHARE = 0.4
+"""Of a deadline, what is for building batches and drawing from them."""
+_DRAWN = 24
+"""Draws that are followed where that is dear: those of the least bounds."""
 _SAMPLE, _CLIMBS, _CLIMBERS, _STEPS = 64, 3, 16, 10
 
 
@@ -49,10 +53,18 @@ class Search:
     """
 
     def __init__(
-        self, space: Space, k: int, spread: tuple[str, ...], below: float = np.inf
+        self,
+        space: Space,
+        k: int,
+        spread: tuple[str, ...],
+        below: float = np.inf,
+        every: Scorers | None = None,
     ) -> None:
-        """Know nothing yet; what takes ``below`` seconds or more is of no interest."""
-        self.space = space
+        """Know nothing yet; what takes ``below`` seconds or more is of no interest.
+
+        Searches of one space work less if they share ``every`` scorer.
+        """
+        self.space, self.every = space, every or Scorers(space)
         self.found = _Best(k, spread, below)
         self.scorers: list[Scorer] = []
         self.loose: dict[Scorer, NDArray[np.float64]] = {}
@@ -64,34 +76,41 @@ class Search:
         exact: bool = True,
         progress: Progress | None = None,
         until: Deadline = NEVER,
+        structures: Sequence[Mapping[str, Value]] | None = None,
     ) -> int:
         """Draw from every batch, and climb in the most promising ones (without exact, in all).
 
-        Nothing is begun that would not end by ``until`` if it took as long as what was done before
-        it.  Returns how many schedules are admissible in the batches that there are.
+        ``structures``: the structural choices that it draws from, all if none are given; where a
+        time is dear it climbs to others, too.  Nothing is begun that would not end by ``until``, of
+        which a share is for the draws, if it took as long as what was done before it.  Returns how
+        many schedules are admissible in the batches that it drew from.
         """
         space, found, rng = self.space, self.found, np.random.default_rng(0)
         with np.errstate(all="ignore"):
-            shared = SharedScores(space)
+            admissible = 0
             promises = {}
             drawn: dict[Any, tuple[float, Place]] = {}
-            dear: list[Scorer] = []
             many = not exact or space.count() > _FOLLOWED
-            batches = space.batches()
+            drawing = until if until.open else until.sooner(_DRAWING_SHARE * until.left())
             began = until.clock()
-            for batch in batches:
-                scorer = Scorer(batch, space, shared)
-                points = space.points(batch, rng, _SAMPLE)
-                if many and scorer.dear:
-                    dear.append(scorer)
-                    _draw(drawn, scorer, points)
-                    continue
-                promises[scorer] = found.add(scorer, points, self._seconds(scorer, points))
-                self.scored += len(points)
-                if until.left() < (took := until.clock() - began):
+            for structure in space.structures() if structures is None else structures:
+                scorer = self.every.of(structure)
+                if scorer is not None:
+                    admissible += scorer.batch.count
+                    points = space.points(scorer.batch, rng, _SAMPLE)
+                    if many and scorer.dear:
+                        _draw(drawn, scorer, points)
+                    else:
+                        seconds = self._seconds(scorer, points)
+                        promises[scorer] = found.add(scorer, points, seconds)
+                        self.scored += len(points)
+                if drawing.left() < (took := until.clock() - began):
                     break
                 began += took
-            self.climbed = climbed(dear, [place for _, place in drawn.values()], found.add, until)
+            least = sorted(drawn.values(), key=lambda one: one[0])[:_DRAWN]
+            climb = Climb(self.every, found.add, until)
+            climb.from_the_fastest([place for _, place in least])
+            self.climbed = climb.followed
             self.scored += self.climbed
             self.scorers = sorted(promises, key=lambda scorer: promises[scorer])
             began = until.clock()
@@ -105,9 +124,23 @@ class Search:
                 if until.left() < (took := until.clock() - began):
                     break
                 began += took
-        shared.tables.forget()  # what only the features asked for
-        forget(number for s in self.scorers for number in vars(s.batch.chosen).values())
-        return sum(scorer.batch.count for scorer in self.scorers)
+        self.every.forget()
+        return admissible
+
+    def pairs(self, schedule: Schedule) -> int:
+        """Climb by pairs of changes from a schedule, if its steps are followed one by one.
+
+        Returns how many were followed.
+        """
+        space, found = self.space, self.found
+        scorer = self.every.of({n: schedule[n] for n in space.structural})
+        assert scorer is not None
+        point = np.array([space.values[n].index(schedule[n]) for n in space.axes], np.int64)
+        climb = Climb(self.every, found.add, NEVER)
+        with np.errstate(all="ignore"):
+            if scorer.dear:
+                climb.by_pairs((scorer, point))
+        return climb.followed
 
     def _seconds(self, scorer: Scorer, points: Points) -> NDArray[np.float64]:
         """Return the seconds of points that may be among the best, a bound of the others'."""

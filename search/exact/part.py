@@ -26,6 +26,7 @@ from tinygpu.deadline import Deadline
 from tinygpu.search.exact.branch import Search
 from tinygpu.search.exact.parts import PartResult, PartTask
 from tinygpu.search.exact.process import Failed, told
+from tinygpu.search.exact.scorer import Scorers
 from tinygpu.space.space import Space
 
 __all__ = ["serve"]
@@ -67,14 +68,14 @@ def _climb(task: PartTask, number: int, send: Callable[[Any], None]) -> None:
     loading = True
     try:
         until = Deadline(task.end, time.monotonic)
-        for turn, fixed in enumerate(task.parts[number :: task.processes]):
-            space = Space(task.machine, task.problem, task.device, fixed=fixed)
-            loading = False
-            search = Search(space, task.k, task.spread, task.below)
+        space = Space(task.machine, task.problem, task.device, fixed=task.fixed)
+        loading, every = False, Scorers(space)
+        for turn, structures in enumerate(task.parts[number :: task.processes]):
+            search = Search(space, task.k, task.spread, task.below, every)
             if turn and until.passed():  # of each process at least one is climbed in
                 send(PartResult([], 0, 0))
                 continue
-            admissible = search.start(exact=False, until=until)
+            admissible = search.start(exact=False, until=until, structures=structures)
             send(PartResult(search.entries(), admissible, search.scored))
     except Exception as error:  # as above
         send(Failed(told(error), loading))

@@ -1,10 +1,9 @@
 """Many processes climb in a space, each in the parts that come to it.
 
 A space is built batch by batch, which for many batches takes longer than the climb in them.  A part
-has one value of a few structural decisions: of those with most values, as many as make ``_PARTS``
-parts.  It is drawn from and climbed in by a process that builds nothing else, so that what it finds
-does not depend on how many processes there are.  Parts are dealt in an order in which the last
-value of one decision comes after all first values: what a deadline leaves out is not all of one.
+has some of the structural choices, dealt at random: what a deadline leaves out is not all of one
+value.  A process draws from the choices of its parts, one part after another, so that what is found
+does not depend on how many processes there are.
 
     this process: start one, send all parts  ->  ``python -m tinygpu.search.exact.part SOCKET``
     take each part's result                  <-  PartResult, part after part, of its copies
@@ -17,10 +16,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import product
-from math import inf, prod
+from math import inf
 from time import monotonic
 from typing import Any
+
+import numpy as np
 
 from tinygpu.cores import cores
 from tinygpu.deadline import Deadline
@@ -31,8 +31,8 @@ from tinygpu.term.machine import Value
 
 __all__ = ["PartResult", "PartTask", "climb_in_parts", "parts_of"]
 
-_PARTS, _PROCESSES = 12, 16
-Fixed = Mapping[str, Any]
+_PARTS, _PROCESSES = 16, 16
+Structure = Mapping[str, Value]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class PartResult:
 
 @dataclass(frozen=True, slots=True)
 class PartTask:
-    """What is climbed in: a Space's arguments, and what each part fixes of it.
+    """What is climbed in: a Space's arguments, and the structural choices of each part.
 
     ``processes`` take the parts in turn.  ``end``: when nothing more is begun (infinite: never), by
     the clock that all processes have.
@@ -55,7 +55,8 @@ class PartTask:
     machine: Any
     problem: Any
     device: Any
-    parts: tuple[Fixed, ...]
+    fixed: Mapping[str, Any]
+    parts: tuple[tuple[Structure, ...], ...]
     k: int
     spread: tuple[str, ...]
     below: float
@@ -63,18 +64,11 @@ class PartTask:
     processes: int
 
 
-def parts_of(space: Space) -> tuple[Fixed, ...]:
-    """Return what each part fixes, the first values of all decisions first."""
-    several = [name for name in space.structural if len(space.values[name]) > 1]
-    ordered = sorted(several, key=lambda name: -len(space.values[name]))
-    chosen: list[str] = []
-    while ordered and prod(len(space.values[name]) for name in chosen) < _PARTS:
-        chosen.insert(0, ordered.pop(0))
-    every: list[tuple[Value, ...]] = list(product(*(space.values[name] for name in chosen)))
-    return tuple(
-        {**space.fixed, **{name: (value,) for name, value in zip(chosen, values, strict=True)}}
-        for values in every
-    )
+def parts_of(space: Space) -> tuple[tuple[Structure, ...], ...]:
+    """Return the structural choices of each part, always the same ones."""
+    every = space.structures()
+    dealt = [every[i] for i in np.random.default_rng(0).permutation(len(every))]
+    return tuple(tuple(dealt[i::_PARTS]) for i in range(min(_PARTS, len(dealt))))
 
 
 def climb_in_parts(
@@ -97,7 +91,9 @@ def climb_in_parts(
     many = min(max(1, int(cores() * share)), len(parts), _PROCESSES)
     entries, admissible, scored = [], 0, 0
     end = inf if until.open else monotonic() + until.left()
-    task = PartTask(space.machine, space.problem, space.device, parts, k, spread, below, end, many)
+    task = PartTask(
+        space.machine, space.problem, space.device, space.fixed, parts, k, spread, below, end, many
+    )
     with started(task, "tinygpu.search.exact.part") as pipe:
         for done in range(1, len(parts) + 1):
             match pipe.recv():

@@ -10,7 +10,7 @@ Source: ``docs/model.md``, theorem "monotone, so branch and bound is exact".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, reduce
 from operator import and_
 from typing import Any
@@ -30,8 +30,9 @@ from tinygpu.search.time.deferred import (
     steps_of,
 )
 from tinygpu.space.space import Batch, Space
+from tinygpu.term.machine import Value
 
-__all__ = ["Points", "Scorer", "SharedScores"]
+__all__ = ["Points", "Scorer", "Scorers", "SharedScores"]
 
 Points = NDArray[np.int64]
 _DIGITS = 9
@@ -48,6 +49,28 @@ class SharedScores:
         self.tables = Tables(space.sums.lengths)
         self.least = Kept()
         self.allowed: dict[tuple[int, frozenset[int]], tuple[tuple[int, ...], Any]] = {}
+
+
+class Scorers:
+    """The scorers of a space, each made when its structural choice is asked for."""
+
+    def __init__(self, space: Space) -> None:
+        """Make none yet."""
+        self.space, self.shared = space, SharedScores(space)
+        self._made: dict[tuple[Any, ...], Scorer | None] = {}
+
+    def of(self, structure: Mapping[str, Value]) -> Scorer | None:
+        """Return the scorer of a structural choice, None if nothing of it is admissible."""
+        key = tuple(structure[name] for name in self.space.structural)
+        if key not in self._made:
+            batch = self.space.batch(structure)
+            self._made[key] = Scorer(batch, self.space, self.shared) if batch else None
+        return self._made[key]
+
+    def forget(self) -> None:
+        """Drop what only the features asked for."""
+        self.shared.tables.forget()
+        self.space.forget()
 
 
 class Scorer:

@@ -23,60 +23,78 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tinygpu.deadline import Deadline
-from tinygpu.search.exact.scorer import Points, Scorer
+from tinygpu.search.exact.scorer import Points, Scorer, Scorers
 
-__all__ = ["Place", "climbed"]
+__all__ = ["Climb", "Place"]
 
 Place = tuple[Scorer, Points]
 """A batch's scorer, and the index along each of its numeric decisions."""
 Add = Callable[[Scorer, Points, NDArray[np.float64]], Any]
-_STARTS = 5
+_STARTS = 2
 
 
-def climbed(scorers: Sequence[Scorer], drawn: Sequence[Place], add: Add, until: Deadline) -> int:
-    """Follow what was drawn, and climb from the fastest.
+class Climb:
+    """A climb in the batches of a space; a structural choice is built when it comes to it.
 
-    ``add`` takes all that is followed; return how many.  After ``until`` nothing more is followed.
+    ``add`` takes all that is followed, and ``followed`` counts it.  After ``until`` nothing more
+    is.
     """
-    of = {tuple(scorer.batch.structure.items()): scorer for scorer in scorers}
-    followed: set[tuple[Scorer, bytes]] = set()
 
-    def seconds(places: Iterable[Place]) -> list[tuple[float, Place]]:
+    def __init__(self, every: Scorers, add: Add, until: Deadline) -> None:
+        """Follow nothing yet."""
+        self.every, self.add, self.until = every, add, until
+        self._followed: set[tuple[Scorer, bytes]] = set()
+
+    @property
+    def followed(self) -> int:
+        """How many schedules it followed."""
+        return len(self._followed)
+
+    def from_the_fastest(self, drawn: Sequence[Place]) -> None:
+        """Follow what was drawn, and climb from the fastest."""
+        for one in self._seconds(drawn)[:_STARTS]:
+            self._climb(*one)
+
+    def by_pairs(self, at: Place) -> None:
+        """Climb from where no single change helps."""
+        own = self._seconds([at])[0][0]
+        while True:
+            before = own
+            own, at = self._improved(own, at, _pairs(self.every, at))
+            if own == before:
+                break
+            own, at = self._climb(own, at)
+
+    def _seconds(self, places: Iterable[Place]) -> list[tuple[float, Place]]:
         found = []
         for scorer, point in places:
-            if until.passed():
+            if self.until.passed():
                 break
             each = scorer.seconds(point[None])
-            add(scorer, point[None], each)
-            followed.add((scorer, point.tobytes()))
+            self.add(scorer, point[None], each)
+            self._followed.add((scorer, point.tobytes()))
             found.append((float(each[0]), (scorer, point)))
         return sorted(found, key=lambda one: one[0])
 
-    def improved(own: float, at: Place, lots: Iterable[Sequence[Place]]) -> tuple[float, Place]:
+    def _improved(
+        self, own: float, at: Place, lots: Iterable[Sequence[Place]]
+    ) -> tuple[float, Place]:
         """Take the fastest of each lot in turn, if it is faster."""
         for lot in lots:
             near = [p for p in lot if p[0].least(p[1][None])[0] < own]
-            own, at = min([(own, at), *seconds(near)], key=lambda one: one[0])
+            own, at = min([(own, at), *self._seconds(near)], key=lambda one: one[0])
         return own, at
 
-    def climb(own: float, at: Place) -> tuple[float, Place]:
+    def _climb(self, own: float, at: Place) -> tuple[float, Place]:
         """Improve a place until no single change does."""
         while True:
             before = own
             for number in range(_decisions(at)):
-                own, at = improved(own, at, [_beside(of, at, number)])
+                if self.until.passed():
+                    return own, at
+                own, at = self._improved(own, at, [_beside(self.every, at, number)])
             if own == before:
                 return own, at
-
-    ends = [climb(*one) for one in seconds(drawn)[:_STARTS]]
-    for own, at in sorted(ends, key=lambda one: one[0])[:1]:
-        while True:
-            before = own
-            own, at = improved(own, at, _pairs(of, at))
-            if own == before:
-                break
-            own, at = climb(own, at)
-    return len(followed)
 
 
 def _decisions(at: Place) -> int:
@@ -84,26 +102,28 @@ def _decisions(at: Place) -> int:
     return len(scorer.batch.structure) + len(point)
 
 
-def _beside(of: dict[Any, Scorer], at: Place, number: int) -> list[Place]:
+def _beside(every: Scorers, at: Place, number: int) -> list[Place]:
     """Return legal places that differ in one decision: of the structure first, then of the rest."""
-    return [place for place in _changed(of, at, number) if _legal(place)]
+    return [place for place in _changed(every, at, number) if _legal(place)]
 
 
-def _pairs(of: dict[Any, Scorer], at: Place) -> Iterator[list[Place]]:
+def _pairs(every: Scorers, at: Place) -> Iterator[list[Place]]:
     """Yield legal places that differ in two numeric decisions."""
     for one, other in combinations(range(len(at[0].batch.structure), _decisions(at)), 2):
-        both = (p for near in _changed(of, at, one) for p in _changed(of, near, other))
+        both = (p for near in _changed(every, at, one) for p in _changed(every, near, other))
         yield [place for place in both if _legal(place)]
 
 
-def _changed(of: dict[Any, Scorer], at: Place, number: int) -> Iterator[Place]:
+def _changed(every: Scorers, at: Place, number: int) -> Iterator[Place]:
     """Yield places with other values of a decision, legal or not."""
     scorer, point = at
-    names = tuple(scorer.batch.structure)
+    structure = scorer.batch.structure
+    names = tuple(structure)
     if number < len(names):
-        rest = [(n, v) for n, v in scorer.batch.structure.items() if n != names[number]]
-        for structure, other in of.items():
-            if other is not scorer and all(pair in structure for pair in rest):
+        name = names[number]
+        for value in every.space.values[name]:
+            other = every.of({**structure, name: value}) if value != structure[name] else None
+            if other is not None:
                 yield other, point
         return
     axis = number - len(names)

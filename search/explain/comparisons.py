@@ -25,7 +25,7 @@ from itertools import combinations
 import numpy as np
 
 from tinygpu.devices.device import Device
-from tinygpu.search.exact.scorer import Scorer, SharedScores
+from tinygpu.search.exact.scorer import Scorer, Scorers
 from tinygpu.search.explain.explain import Comparison, outlined, seconds_of, walked
 from tinygpu.space.space import Space
 from tinygpu.term.machine import Machine, Value
@@ -65,11 +65,7 @@ class _Scores:
             for name, choice in machine.decisions().items()
         }
         self.space = Space(machine, problem, device, fixed=occurring)
-        shared = SharedScores(self.space)
-        self.scorers = {
-            tuple(batch.structure.values()): Scorer(batch, self.space, shared)
-            for batch in self.space.batches()
-        }
+        self.scorers = Scorers(self.space)
         self.known: Times = {}
 
     def of(self, schedules: Iterable[Schedule]) -> Times:
@@ -81,8 +77,9 @@ class _Scores:
                 structure = tuple(schedule[name] for name in self.space.structural)
                 by_batch.setdefault(structure, []).append(schedule)
         for structure, group in by_batch.items():
-            if structure in self.scorers:
-                self._score(self.scorers[structure], group)
+            scorer = self.scorers.of(dict(zip(self.space.structural, structure, strict=True)))
+            if scorer is not None:
+                self._score(scorer, group)
         return self.known
 
     def _score(self, scorer: Scorer, group: Sequence[Schedule]) -> None:

@@ -366,6 +366,7 @@ class Following(Walk):
         self.units: dict[str, Time] = {}
         self.phases: dict[str, Any] = {}
         self.made: dict[int, Mapping[str, Numbers]] = {}
+        self.arithmetic: dict[int, tuple[float, tuple[tuple[str, float], ...]]] = {}
         self.columns = np.arange(size)
         self.tensor = self.smem = self.fill = self.tma = self.zero
         self.rows = 0
@@ -490,14 +491,17 @@ class Following(Walk):
             if able < 0:
                 break
             state, known, way = ways[able]
-            node = at[able]
-            assert node is not None
-            if isinstance(node, Event):
-                self.event(node, state, known, True)
-            else:
-                self.nodes((node,), state, known)
-            at[able] = node = next(way, None)
-            needs[able] = self.need(node, known)
+            node, again = at[able], True
+            while again and node is not None:
+                again = isinstance(node, Event) and node.kind == "math"  # which moves no clock
+                if isinstance(node, Event):
+                    self.event(node, state, known, True)
+                else:
+                    self.nodes((node,), state, known)
+                node = next(way, None)
+                needs[able] = need = self.need(node, known)
+                again = again and not (need and self.arrived.get(need[0], 0) < need[1])
+            at[able] = node
         if waits := sorted({n.barrier for n in at if isinstance(n, Event)}):
             raise ProgramError(
                 f"time: all agents wait, for phases of {', '.join(waits)} that nobody completes"
@@ -519,33 +523,40 @@ class Following(Walk):
             self.made[key] = event.cycles
         return self.made[key]
 
-    def math(self, event: Event, state: CopyState) -> tuple[Time, Time]:
+    def math(self, event: Event, state: CopyState) -> tuple[float, float]:
         """Let a copy's warps do arithmetic: in order, on units that it shares with the others.
 
         Returns its start, and when all have done it.  A value is there a latency after its
         instruction has started, so that a statement follows the one that it reads value by value,
-        if both have as many.
+        if both have as many.  Where there is arithmetic, one point is followed: times are floats.
         """
-        cycles, free, later = self.cycles_of(event), self.units, self.later
-        start: Time = state.now
-        least: Time = 0.0
+        key, free, there = id(event), self.units, state.there
+        if key not in self.arithmetic:
+            cycles = event.cycles
+            busy = tuple((unit, each * self.share) for unit, each in cycles.items())
+            self.arithmetic[key] = alone(cycles), busy
+        issue, busy = self.arithmetic[key]
+        start, least, count = state.now, 0.0, event.count
         for name in event.reads:
-            if name in state.there:
-                first, last, many = state.there[name]
-                start = later(start, select(many == event.count, first, last))
-                least = later(least, last)
-        for unit in cycles:
-            if unit != "issue" and unit in free:
-                start = later(start, free[unit])
-        state.issued = later(state.issued, start) + alone(cycles) / state.warps
-        end = later(state.issued, least)
-        for unit, busy in cycles.items():
-            free[unit] = later(free.get(unit, 0.0), start) + busy * self.share
-            end = later(end, free[unit])
+            if name in there:
+                first, last, many = there[name]
+                begun = first if many == count else last
+                start = begun if begun > start else start
+                least = last if last > least else least
+        for unit, _ in busy:
+            if unit != "issue" and free.get(unit, 0.0) > start:
+                start = free[unit]
+        issued = state.issued = (start if start > state.issued else state.issued) + (
+            issue / state.warps
+        )
+        end = issued if issued > least else least
+        for unit, cycles_here in busy:
+            before = free.get(unit, 0.0)
+            done = free[unit] = (start if start > before else before) + cycles_here
+            end = done if done > end else end
         worked = end + event.latency
-        begun = select(event.folds, worked, start + event.latency)
-        state.there[event.write] = (begun, worked, event.count)
-        state.worked = later(state.worked, worked)
+        there[event.write] = (worked if event.folds else start + event.latency), worked, count
+        state.worked = worked if worked > state.worked else state.worked
         return start, end
 
     def jump(self, states: list[CopyState], number: int, seen: list[Time], more: Numbers) -> None:

@@ -17,13 +17,13 @@ Source: hash consing (Ershov, 1958).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Memo", "Shared", "forget", "narrowed", "remembered", "share"]
+__all__ = ["Memo", "Shared", "narrowed", "remembered", "share"]
 
 Memo = dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]]
 """Results by (operation, operands); the operands are kept, so that no identity is used twice."""
@@ -69,13 +69,6 @@ def remembered(function: Callable[..., Any], *inputs: Any) -> Any:
     """
     memo = next((x.memo for x in inputs if isinstance(x, Shared)), None)
     return function(*inputs) if memo is None else _found_or_made(memo, function, inputs)
-
-
-def forget(numbers: Iterable[Any]) -> None:
-    """Drop what is remembered of these numbers and of all that was made of them."""
-    for number in numbers:
-        if isinstance(number, Shared):
-            number.memo.clear()
 
 
 def narrowed(array: NDArray[Any]) -> NDArray[Any]:

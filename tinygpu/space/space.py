@@ -26,7 +26,7 @@ Source: ``docs/model.md``, section "Spaces".
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from itertools import product as choices_of
 
@@ -51,6 +51,25 @@ class Space(Choices):
     def batches(self) -> tuple[Batch, ...]:
         """Return the structural choices that have admissible schedules."""
         return self._batches
+
+    def structures(self) -> list[dict[str, Value]]:
+        """Return every structural choice, whether it has admissible schedules or not."""
+        every = choices_of(*(self.values[n] for n in self.structural))
+        return [dict(zip(self.structural, values, strict=True)) for values in every]
+
+    def batch(self, structure: Mapping[str, Value]) -> Batch | None:
+        """Return the batch of a structural choice, built once; None if nothing is admissible."""
+        key = tuple(structure[n] for n in self.structural)
+        if key not in self._built:
+            builder = self._builder
+            with np.errstate(all="ignore"):
+                batch = builder.batch(structure) if self.axes else builder.single(structure)
+            self._built[key] = batch if batch is not None and batch.count else None
+        return self._built[key]
+
+    def forget(self) -> None:
+        """Drop what is remembered of the arithmetic on its numbers; its batches stay."""
+        self._builder.forget()
 
     def count(self) -> int:
         """Return how many schedules are admissible, exactly."""
@@ -122,13 +141,14 @@ class Space(Choices):
 
     @cached_property
     def _batches(self) -> tuple[Batch, ...]:
-        builder = Builder(self)
-        found: list[Batch] = []
-        with np.errstate(all="ignore"):
-            for values in choices_of(*(self.values[n] for n in self.structural)):
-                structure = dict(zip(self.structural, values, strict=True))
-                batch = builder.batch(structure) if self.axes else builder.single(structure)
-                if batch is not None and batch.count:
-                    found.append(batch)
-        builder.memo.clear()  # what only the laws asked for: a third of a gigabyte
-        return tuple(found)
+        found = tuple(batch for s in self.structures() if (batch := self.batch(s)))
+        self.forget()
+        return found
+
+    @cached_property
+    def _builder(self) -> Builder:
+        return Builder(self)
+
+    @cached_property
+    def _built(self) -> dict[tuple[Value, ...], Batch | None]:
+        return {}

@@ -142,6 +142,8 @@ REDUCERS: Mapping[str, float] = {"add": 0.0, "max": -math.inf}
 """Operators that reduce, each with its identity."""
 _BLOCK = 2**20
 """Elements of an array that ``reference`` makes on the way, if axes can be cut; 8 MiB."""
+_LAUNCHED_BLOCK = 2**24
+"""The same on a GPU, where each step of a block is a launch; 128 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,13 +396,17 @@ class Operation:
         if missing := [a for a in self.axes if a not in sizes]:
             raise self._error(f"no input has the axis {missing[0]}; its size is not known")
         found: dict[str, Any] = {}
-        for block in self._blocks(sizes):
+        points = tuple(
+            None if self.is_contracted(r) else frozenset(self.points_of(r)) for r in self.reductions
+        )
+        host = all(isinstance(x, np.ndarray) for x in exact.values())
+        for block in self._blocks(sizes, _BLOCK if host else _LAUNCHED_BLOCK):
             here = {
                 o.name: exact[o.name][tuple(slice(*block[a]) for a in o.axes)] for o in self.inputs
             }
             with np.errstate(all="ignore"):  # as the hardware: infinities are numbers
                 numbers = {**sizes, **(scalars or {})}
-                parts = self._of_block(here, block, numbers, algebra, off)
+                parts = self._of_block(here, block, points, numbers, algebra, off)
             for output, pair in zip(self.outputs, parts, strict=True):
                 at = tuple(slice(*block[a]) for a in output.axes)
                 for name, part in zip((output.name, f"scale of {output.name}"), pair, strict=True):
@@ -410,11 +416,13 @@ class Operation:
                     found[name][at] = part
         return found
 
-    def _blocks(self, sizes: Mapping[str, int]) -> Iterator[dict[str, tuple[int, int]]]:
+    def _blocks(
+        self, sizes: Mapping[str, int], largest: int
+    ) -> Iterator[dict[str, tuple[int, int]]]:
         """Yield the blocks in which the output is made: a range along each axis.
 
-        Axes that no reduction is over are cut until no array on the way is larger than _BLOCK and
-        than every input.
+        Axes that no reduction is over are cut until no array on the way is larger than ``largest``
+        elements and than every input.
         """
         expressions = [f for r in self.reductions for f in (*r.factors, value(r.name))]
         made = {*(o.axes for o in self.outputs), *map(self.axes_of, expressions)}
@@ -425,7 +433,7 @@ class Operation:
         for axis in (a for a in self.axes if a in have and a not in reduced):
             while steps[axis] > 1:
                 inputs = (self._count(o.axes, steps) for o in self.inputs)
-                if max(self._count(m, steps) for m in made) <= max(_BLOCK, *inputs):
+                if max(self._count(m, steps) for m in made) <= max(largest, *inputs):
                     break
                 steps[axis] = -(-steps[axis] // 2)
         cuts = [
@@ -438,11 +446,16 @@ class Operation:
         self,
         inputs: Mapping[str, NDArray[Any]],
         block: Mapping[str, tuple[int, int]],
+        points: Sequence[frozenset[str] | None],
         numbers: Mapping[str, float],
         algebra: Algebra,
         off: Mapping[str, float],
     ) -> list[tuple[Any, Any]]:
-        """Return a block of each output, and its S; ``numbers``: sizes and scalars."""
+        """Return a block of each output, and its S.
+
+        ``points``: the axes of each reduction's points, None if it is contracted; ``numbers``:
+        sizes and scalars.
+        """
         extents = {a: stop - start for a, (start, stop) in block.items()}
         values: dict[str, Any] = {**numbers}
         values |= {o.name: self._spread(o.axes, inputs[o.name]) for o in self.inputs}
@@ -456,9 +469,9 @@ class Operation:
                 return expression.evaluate(values, algebra), 0.0
             return expression.rounded(values, errors)
 
-        for r in self.reductions:
+        for r, spans in zip(self.reductions, points, strict=True):
             over = tuple(self.axes.index(a) for a in r.over)
-            if self.is_contracted(r):
+            if spans is None:
                 pairs = [at(factor) for factor in r.factors]
                 values[r.name] = _contracted([x for x, _ in pairs], over, algebra)
                 if r.name in off:
@@ -470,7 +483,7 @@ class Operation:
             point, error = at(r.expression)
             if r.operator == "add" and not algebra.exact:  # which rounds, too
                 error = np.maximum(np.abs(point), error)
-            shape = tuple(extents[a] if a in self.points_of(r) else 1 for a in self.axes)
+            shape = tuple(extents[a] if a in spans else 1 for a in self.axes)
             values[r.name], errors[r.name] = (
                 algebra.total(r.operator, np.broadcast_to(x, shape), over) if np.ndim(x) else x
                 for x in (np.broadcast_to(point, shape), error)
