@@ -119,7 +119,7 @@ LEFT_OUT = {
         TYPES: "Instruction.types",
         "meaning's and the order's": (
             "Program.raster Axis.down Program.specialised Program.guards Program.persistent "
-            "Program.snake Program.zeroed Access.outside Access.peer Immediate.number Scalar.name "
+            "Program.snake Access.outside Access.peer Immediate.number Scalar.name "
             "Scalar.size Do.across Do.fresh WaitGroup.read Wait.index Arrive.index "
             "Instruction.variants Instruction.meaning"
         ),
@@ -291,6 +291,38 @@ def test_a_walk_reads_each_field_or_says_why_it_need_not(walk: str) -> None:
             WALKS[walk](program, device)
     left_out = {name for names in LEFT_OUT[walk].values() for name in names.split()}
     assert every - seen == left_out
+
+
+def test_a_law_of_a_statement_reads_no_field_that_its_key_leaves_out() -> None:
+    """Over a space its clauses are those of every place with the same key in a like context."""
+    for _, program, device in terms():
+        case = Case.of(program, sizes_of(program), load_device(device))
+        with noted() as counted:
+            for place in case.places:
+                assert place.key
+            assert case.context.key
+        with noted() as read:
+            for law in LAWS.values():
+                for place in case.places:
+                    assert all(str(clause) for clause in law.at(case.context, place))
+        whole = {name for name in read - counted if not name.startswith("Instruction.")}
+        assert not {name for name in whole if name.split(".")[0] not in ("Program", "Axis")}
+        assert not any(name.startswith("Program.") for name in read)
+
+
+def test_parts_that_differ_in_a_field_have_other_keys() -> None:
+    place = next(p for p in Case.of(masked(), {"i": 64, "j": 64}, None).places if p.do.where)
+    do = place.do
+    others = [
+        replace(do, across=1), replace(do, where=None), replace(do, lanes=(1, 2, 0)),
+        replace(do, write=replace(do.write, index=Affine(1))),
+        replace(do, write=replace(do.write, peer=1)),
+        replace(do, write=replace(do.write, buffer=replace(do.write.buffer, home="rank"))),
+        replace(do, signal=(Barrier("full", 2, 1), Affine())),
+        replace(do, instruction=replace(do.instruction, issuer="warp")),
+    ]  # fmt: skip
+    assert len({replace(place, do=one).key for one in (do, *others)}) == 1 + len(others)
+    assert replace(place, do=replace(do)).key == place.key
 
 
 # A field that no walk knows

@@ -691,6 +691,36 @@ class Small(SplitK):
             super().forward(k)
 
 
+def short_rings(case: Case, place: Place) -> Iterator[Clause]:
+    """State that a load fills a ring of at most two stages, as long as the product has few CTAs."""
+    stages = place.do.write.buffer.stages
+    yield Clause(stages <= 2, "{} fills {} stages; 2 are allowed", (place.do, stages))
+    yield Clause(case.program.raster == 1, "{}: its tiles are swizzled", (place.do,))
+
+
+class Rings(SplitK):
+    """Its statements differ between structural choices in nothing but what its law reads."""
+
+    instructions = (*Small.instructions[:-1], replace(BOUNDED, laws=(short_rings,)))
+    stages = Choice(2, 4, structural=True)
+    swizzled = Choice(0, 1, structural=True)
+
+    def forward(self, k: Kernel) -> None:
+        if self.swizzled:
+            k.launch(raster=4)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(k, "tma", partial(k.tma, by=self.instructions[-1]))
+            super().forward(k)
+
+
+def test_a_law_of_ones_own_is_asked_in_each_structural_choice() -> None:
+    """Also where a statement looks as it does in another one: what is admissible keeps the law."""
+    space = Space(Rings(), LARGE, H200, fixed={"tile_n": 64, "store_n": 32})
+    found = {(b.structure["stages"], b.structure["swizzled"]) for b in space.batches()}
+    assert found == {(2, 0)}
+    assert all(not check_schedule(one, Rings(), LARGE, H200) for one in space)
+
+
 def test_a_law_of_a_load_of_ones_own_prunes_and_is_named() -> None:
     """In a space, for one schedule and for z3; and a statement by another value is refused."""
     space = Space(Small(), LARGE, H200)

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from tinygpu.legality.reach import Case, Clause, Place
+from tinygpu.legality.reach import Case, Clause, Context, Place
 
 __all__ = ["Law"]
 
@@ -38,7 +38,7 @@ class Law:
     source: str
     mend: str
     of_case: Callable[[Case], Iterator[Clause]] | None = None
-    of_place: Callable[[Case, Place], Iterator[Clause]] | None = None
+    of_place: Callable[[Context, Place], Iterator[Clause]] | None = None
     of: str = ""
     of_sizes: bool = False
     numeric: bool = True
@@ -50,12 +50,12 @@ class Law:
         if self.of_place is None:
             return  # most laws: no need to look at every statement
         for place in case.places:
-            yield from self.at(case, place)
+            yield from self.at(case.context, place)
 
-    def at(self, case: Case, place: Place) -> Iterator[Clause]:
+    def at(self, context: Context, place: Place) -> Iterator[Clause]:
         """Yield the clauses of one statement."""
         if self.of_place is not None and self.of in ("", place.do.instruction.name):
-            yield from self.of_place(case, place)
+            yield from self.of_place(context, place)
 
     def __str__(self) -> str:
         """Return the name and the sentence."""

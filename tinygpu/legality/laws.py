@@ -144,22 +144,24 @@ def own_laws(instructions: Iterable[Instruction]) -> dict[str, Law]:
             sentence = " ".join((clauses.__doc__ or f"States what {name} asks.").split())
             found[name] = Law(
                 name, sentence, f"instruction {instruction.name}", f"use {instruction.name} so",
-                of_place=partial(_brought, clauses), of=instruction.name,
+                of_case=partial(_brought, clauses, instruction.name), of=instruction.name,
             )  # fmt: skip
     return found
 
 
 def _brought(
-    law: Callable[[Case, Place], Iterator[Clause]], case: Case, place: Place
+    law: Callable[[Case, Place], Iterator[Clause]], name: str, case: Case
 ) -> Iterator[Clause]:
     """Yield the clauses of an instruction's own law.  Raises MachineError if that raises."""
     try:
-        yield from law(case, place)
+        for place in case.places:
+            if place.do.instruction.name == name:
+                yield from law(case, place)
     except TinyGpuError:
         raise
     except Exception as error:  # whatever a user's function may raise
         raise MachineError(
-            f"instruction {place.do.instruction.name}: its law {getattr(law, '__name__', law)} "
+            f"instruction {name}: its law {getattr(law, '__name__', law)} "
             f"raises {raised(error)}; yield Clauses of numbers"
         ) from error
 
@@ -382,20 +384,24 @@ def check_schedule(
 def judged(case: Case, places: Places) -> Iterator[tuple[str, Any]]:
     """Yield each clause of the laws that numbers decide: the law's name, and whether it holds.
 
-    ``places`` remembers statements of equal numbers: those of other terms of a space, too.
+    ``places`` remembers statements of equal numbers: those of other terms of a space, too.  Laws
+    that instructions bring may read the whole term, so they are asked each time.
     """
-    for law in LAWS.values():
+    own = own_laws(dict.fromkeys(place.do.instruction for place in case.places))
+    for law in (*LAWS.values(), *own.values()):
         if law.of_case is not None and law.numeric:
             for clause in law.of_case(case):
                 yield law.name, clause.holds
+    context, around = case.context, case.context.key
     for place in case.places:
-        key = place.key
+        key = around, place.key
         if key not in places:
-            laws = (*LAWS.values(), *own_laws([place.do.instruction]).values())
             clauses = tuple(
-                (law.name, clause.holds) for law in laws for clause in law.at(case, place)
+                (law.name, clause.holds)
+                for law in LAWS.values()
+                for clause in law.at(context, place)
             )
-            places[key] = clauses, (place, case)
+            places[key] = clauses, case
         yield from places[key][0]
 
 

@@ -10,7 +10,7 @@ so that over a space each clause depends on few decisions.
 >>> from tinygpu.term.operation import matmul
 >>> program = Simt().program(matmul(), Chosen(LADDER["tuned"]))
 >>> case = Case.of(program, {"m": 64, "n": 64, "k": 37}, load_device("h200"))
->>> clauses = (clause for place in case.places for clause in aligned_vectors(case, place))
+>>> clauses = (c for place in case.places for c in aligned_vectors(case.context, place))
 >>> print(next(clause for clause in clauses if not clause.holds))
 a[128*bm, chunk*bz + 16*kt] by vectors of 4: rows of a have 37 elements
 
@@ -27,6 +27,7 @@ import numpy as np
 from tinygpu.legality.reach import (
     Case,
     Clause,
+    Context,
     Place,
     exactly_once,
     first_origin,
@@ -62,14 +63,14 @@ def _vectors(place: Place) -> Iterator[tuple[Access, Any]]:
             yield access, place.do.vector
 
 
-def whole_extents(case: Case, place: Place) -> Iterator[Clause]:
+def whole_extents(context: Context, place: Place) -> Iterator[Clause]:
     """Check that every extent is at least one: the decisions divide one another."""
     for extent in (*place.do.values, *place.do.threads):
         text = "{} has an extent {}; a tile is cut into whole parts"
         yield Clause(extent >= 1, text, (place.do, extent))
 
 
-def legal_widths(case: Case, place: Place) -> Iterator[Clause]:
+def legal_widths(context: Context, place: Place) -> Iterator[Clause]:
     """Check the bytes that one instruction moves."""
     for access, vector in _vectors(place):
         asynchronous = place.do.instruction.completion == "commit_group"
@@ -102,7 +103,7 @@ def _in_two(do: Do, access: Access, vector: Any) -> Any:
     return whole & (second % times == 0) & (memory_step(access, access.value[1]) == first)
 
 
-def contiguous_vectors(case: Case, place: Place) -> Iterator[Clause]:
+def contiguous_vectors(context: Context, place: Place) -> Iterator[Clause]:
     """Check that a vector's elements follow one another in memory, and vectors fill the mode.
 
     Or the first two modes, if what the second counts follows on what the first does.
@@ -125,7 +126,7 @@ def contiguous_vectors(case: Case, place: Place) -> Iterator[Clause]:
         yield Clause(single | filled, text, values)
 
 
-def aligned_vectors(case: Case, place: Place) -> Iterator[Clause]:
+def aligned_vectors(context: Context, place: Place) -> Iterator[Clause]:
     """Check that every vector starts at a multiple of its width and lies on one side of an edge."""
     for access, vector in _vectors(place):
         do, buffer = place.do, access.buffer
@@ -144,13 +145,13 @@ def aligned_vectors(case: Case, place: Place) -> Iterator[Clause]:
         for dimension, stride in enumerate(buffer.stride):
             if isinstance(stride, str) or not access.origin:
                 continue
-            constant, terms = origin_of(case, access, dimension)
+            constant, terms = origin_of(context, access, dimension)
             for factor in (constant, *(c for name, c in terms if name in place.ranges)):
                 step = factor * stride
                 if moves(step):
                     yield Clause(single | (step % vector == 0), text, (access, vector, step))
             if buffer.level == "gmem":
-                size = case.size(access, dimension)
+                size = context.size(access, dimension)
                 row = "{} by vectors of {}: rows of {} have {} elements"
                 values = (access, vector, buffer.name, size)
                 yield Clause(single | (size % vector == 0), row, values)
@@ -161,7 +162,7 @@ def aligned_vectors(case: Case, place: Place) -> Iterator[Clause]:
             yield Clause(holds, text, (access, vector, 2**base))
 
 
-def inside(case: Case, place: Place) -> Iterator[Clause]:
+def inside(context: Context, place: Place) -> Iterator[Clause]:
     """Check where each dimension starts, and where it ends if nobody guards it.
 
     Where a loop or the grid moves the access along, its smallest step is taken as the tile: threads
@@ -169,7 +170,7 @@ def inside(case: Case, place: Place) -> Iterator[Clause]:
     """
     for access in place.do.accesses:
         for dimension in range(len(access.buffer.shape)):
-            lowest = first_origin(case, place, access, dimension)
+            lowest = first_origin(context, place, access, dimension)
             for extent, steps in zip(
                 (*place.do.values, *place.do.threads), (*access.value, *access.thread), strict=False
             ):
@@ -179,11 +180,11 @@ def inside(case: Case, place: Place) -> Iterator[Clause]:
                 text = "{}: dimension {} starts at {}; coordinates count from 0"
                 yield Clause(lowest >= 0, text, (access, dimension, lowest))
             guard = access.guard[dimension] if access.guard else False
-            guarded, size = isinstance(guard, bool) and guard, case.size(access, dimension)
+            guarded, size = isinstance(guard, bool) and guard, context.size(access, dimension)
             if guarded and np.all(size <= LARGEST_SIZE // 2):
                 continue
             reach = _reach(access, (*place.do.values, *place.do.threads), dimension)
-            far, step = last_origin(case, place, access, dimension)
+            far, step = last_origin(context, place, access, dimension)
             if guarded:
                 text = "{}: dimension {} is asked up to {}; 32 bits reach {}"
                 last = far + reach - 1
@@ -191,7 +192,7 @@ def inside(case: Case, place: Place) -> Iterator[Clause]:
                 continue
             left: Any = guard
             for leave in place.exits:
-                left = left | _left(case, place, access, dimension, leave)
+                left = left | _left(context, place, access, dimension, leave)
             if step is None or access.buffer.level == "smem":  # a load may bring a part of a tile
                 holds = far + reach <= size
             else:
@@ -202,7 +203,7 @@ def inside(case: Case, place: Place) -> Iterator[Clause]:
             yield Clause(left | holds, text, (access, dimension, far + reach - 1, size))
 
 
-def _left(case: Case, place: Place, access: Access, dimension: int, leave: Exit) -> Any:
+def _left(context: Context, place: Place, access: Access, dimension: int, leave: Exit) -> Any:
     """Say whether the threads whose coordinates would lie outside have left at an Exit.
 
     They have if the Exit sees the same origin and thread steps, and a thread's own values never lie
@@ -214,8 +215,8 @@ def _left(case: Case, place: Place, access: Access, dimension: int, leave: Exit)
     other = shape.index(access.buffer.shape[dimension])
     if len(place.do.threads) != len(leave.threads):
         return False
-    first, terms = origin_of(case, access, dimension)
-    its_first, its_terms = origin_of(case, leave.access, other)
+    first, terms = origin_of(context, access, dimension)
+    its_first, its_terms = origin_of(context, leave.access, other)
     if [n for n, _ in terms] != [n for n, _ in its_terms]:
         return False
     room = _reach(access, place.do.values, dimension)
@@ -227,7 +228,7 @@ def _left(case: Case, place: Place, access: Access, dimension: int, leave: Exit)
     for extent, steps, its_extent, its_steps in threads:
         step, its_step = steps[dimension], its_steps[other]
         holds = holds & (extent == its_extent) & (step == its_step) & (step % room == 0)
-    return holds & (case.size(access, dimension) % room == 0)
+    return holds & (context.size(access, dimension) % room == 0)
 
 
 def _reach(access: Access, extents: tuple[Any, ...], dimension: int) -> Any:
@@ -239,7 +240,7 @@ def _reach(access: Access, extents: tuple[Any, ...], dimension: int) -> Any:
     return reach
 
 
-def fill_tiles(case: Case, place: Place) -> Iterator[Clause]:
+def fill_tiles(context: Context, place: Place) -> Iterator[Clause]:
     """Check that a write to shared memory meets each element of a stage exactly once.
 
     It does so by itself, or with the statements beside it: their boxes are disjoint and as many
@@ -248,9 +249,9 @@ def fill_tiles(case: Case, place: Place) -> Iterator[Clause]:
     access = place.do.write
     if access.buffer.level != "smem":
         return
-    yield from _once(case, place, place.do)
-    boxes = [_box(case, place, do) for do in (place.do, *place.beside)]
-    sizes = [case.size(access, d) for d in range(len(access.buffer.shape))]
+    yield from _once(context, place, place.do)
+    boxes = [_box(context, place, do) for do in (place.do, *place.beside)]
+    sizes = [context.size(access, d) for d in range(len(access.buffer.shape))]
     together: Any = len(boxes) > 1
     for i, one in enumerate(boxes):
         for other in boxes[:i]:
@@ -267,21 +268,21 @@ def fill_tiles(case: Case, place: Place) -> Iterator[Clause]:
         yield Clause(together | (count == size), text, (access, count, dimension, size))
 
 
-def store_once(case: Case, place: Place) -> Iterator[Clause]:
+def store_once(context: Context, place: Place) -> Iterator[Clause]:
     """Check that each output's elements are each stored exactly once, or added to a cleared one."""
     access, adds = place.do.write, place.do.instruction.atomic
     output = access.buffer.name
-    if output not in {o.name for o in case.program.operation.outputs}:
+    if output not in context.outputs:
         return
-    yield from _once(case, place, place.do)
-    for dimension, (_, count) in enumerate(_box(case, place, place.do)):
-        size = case.size(access, dimension)
+    yield from _once(context, place, place.do)
+    for dimension, (_, count) in enumerate(_box(context, place, place.do)):
+        size = context.size(access, dimension)
         text = "{}: {} elements along dimension {} of {}"
         yield Clause(count >= size, text, (access, count, dimension, size))
     if adds:
-        yield Clause(case.program.zeroed, "{} is added to, but not cleared first", (output,))
+        yield Clause(context.zeroed, "{} is added to, but not cleared first", (output,))
     rank = len(access.buffer.shape)
-    used = {name for d in range(rank) for name, _ in origin_of(case, access, d)[1]}
+    used = {name for d in range(rank) for name, _ in origin_of(context, access, d)[1]}
     for tiles in place.tiles:
         copies: Any = 1
         for name, step in tiles.start.terms:
@@ -293,7 +294,7 @@ def store_once(case: Case, place: Place) -> Iterator[Clause]:
     for loop in place.to_values:
         text = "{} moves with {}, whose trips are each tile's own: some may leave elements out"
         yield Clause(loop not in used, text, (output, loop), unproved=True)
-    for name in (*case.grid, *place.loops):
+    for name in (*context.grid, *place.loops):
         if name not in used and not adds:
             times = place.ranges[name].last - place.ranges[name].first + 1
             text = "{} is stored {} times, once for each {}"
@@ -314,7 +315,7 @@ def stored(case: Case) -> Iterator[Clause]:
         yield Clause(output.name in written, "{} is never stored", (output.name,))
 
 
-def _once(case: Case, place: Place, do: Do) -> Iterator[Clause]:
+def _once(context: Context, place: Place, do: Do) -> Iterator[Clause]:
     """Yield the clauses that the modes of a write meet no element twice, and leave no gaps."""
     access = do.write
     threads = _chosen_threads(place, do)
@@ -330,28 +331,28 @@ def _once(case: Case, place: Place, do: Do) -> Iterator[Clause]:
         holds = (extent == 1) | (directions == 1)
         yield Clause(holds, text, (access, extent, directions))
     for dimension in range(len(access.buffer.shape)):
-        holds, _ = exactly_once(_modes(case, place, do, dimension))
+        holds, _ = exactly_once(_modes(context, place, do, dimension))
         text = "{}: threads and values meet dimension {} with gaps or overlaps"
         yield Clause(holds, text, (access, dimension))
 
 
-def _modes(case: Case, place: Place, do: Do, dimension: int) -> list[tuple[Any, Any]]:
+def _modes(context: Context, place: Place, do: Do, dimension: int) -> list[tuple[Any, Any]]:
     """Return the extents and steps along a dimension: of values, threads, loops and the grid."""
     access = do.write
     extents = (*do.values, *(_chosen_threads(place, do) if access.thread else ()))
     steps = (s[dimension] for s in (*access.value, *access.thread))
     modes = [(e, s) for e, s in zip(extents, steps, strict=True) if moves(s)]
-    for name, coefficient in origin_of(case, access, dimension)[1]:
+    for name, coefficient in origin_of(context, access, dimension)[1]:
         if name in place.ranges:
             span = place.ranges[name]
             modes.append((span.last - span.first + 1, coefficient))
     return modes
 
 
-def _box(case: Case, place: Place, do: Do) -> list[tuple[Any, Any]]:
+def _box(context: Context, place: Place, do: Do) -> list[tuple[Any, Any]]:
     """Return of each dimension where a write begins and how many coordinates it meets."""
     return [
-        (origin_of(case, do.write, d)[0], exactly_once(_modes(case, place, do, d))[1])
+        (origin_of(context, do.write, d)[0], exactly_once(_modes(context, place, do, d))[1])
         for d in range(len(do.write.buffer.shape))
     ]
 

@@ -23,26 +23,25 @@ Source: mixed radix numerals; CuTe's "complement" of a layout.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from tinygpu.devices.device import Device
 from tinygpu.errors import ProgramError
+from tinygpu.isa.instruction import Instruction
 from tinygpu.term.program import (
     Access,
     Affine,
     Block,
     Body,
-    Buffer,
     Do,
     Elect,
     Exit,
     For,
     ForTile,
-    Predicate,
     Program,
     Role,
     Statement,
@@ -56,15 +55,16 @@ from tinygpu.term.program import (
 __all__ = [
     "Case",
     "Clause",
+    "Context",
     "Place",
     "Range",
     "exactly_once",
     "first_origin",
-    "identity",
     "last_origin",
     "moves",
     "origin_of",
     "product",
+    "structural_key",
 ]
 
 
@@ -109,39 +109,80 @@ class Place:
 
     @property
     def key(self) -> Any:
-        """What decides its clauses: equal for statements of equal numbers (arrays by identity)."""
-        ranges = [(n, *map(identity, (r.first, r.last, r.exact))) for n, r in self.ranges.items()]
-        who = (self.role.copy, self.role.copies, self.role.threads, self.elected)
-        tiles = tuple((t.start, t.step) for t in self.tiles)
-        counted = (self.to_values, self.counts, self.room)
-        around = identity((who, counted, tiles, self.exits, self.beside))
-        return identity(self.do), tuple(ranges), self.loops, around
+        """What its clauses may depend on: all of it but the bodies of what is around it."""
+        role = replace(self.role, body=())
+        tiles = tuple(replace(t, body=()) for t in self.tiles)
+        own = (getattr(self, name) for name in _PLACE_FIELDS)
+        return structural_key((tuple(self.ranges.items()), role, tiles, *own))
 
 
-def identity(value: Any) -> Any:
-    """Return a hashable stand-in for a part of a term; an array stands for itself alone."""
-    match value:
-        case int() | str() | float() | None:
-            return value
-        case tuple():
-            return tuple(map(identity, value))
-        case Affine(constant, terms):
-            return identity(constant), identity(terms)
-        case Buffer():
-            numbers = (value.shape, value.stride, value.swizzle)
-            return value.name, value.dtype, identity(numbers)
-        case Access():
-            parts = (value.value, value.thread, value.origin, value.guard)
-            return identity(value.buffer), identity(parts)
-        case Predicate(origin, steps, thread, bound):
-            return identity((origin, steps, thread, bound))
-        case Do():
-            how = (value.variant, value.multicast, value.vector, value.lanes)
-            parts = identity((value.accesses, value.values, value.threads, value.where))
-            return value.instruction.name, identity(how), parts
-        case Exit():
-            return identity((value.access, value.values, value.threads))
-    return id(value)
+_PLACE_FIELDS = tuple(f.name for f in fields(Place) if f.name not in ("ranges", "role", "tiles"))
+
+
+def structural_key(part: Any, number: Callable[[Any], Any] | None = None) -> Any:
+    """Return what is equal for equal parts of terms, hashable; an array stands for itself alone.
+
+    All fields count, and what it does not know stands for itself, too: whoever keeps a key keeps
+    the part.  ``number`` says what stands for an int or an array.
+    """
+    kind = part.__class__
+    if number is not None and (kind is int or isinstance(part, np.ndarray | np.integer)):
+        return number(part)
+    if kind in _HASHABLE:
+        return part
+    if kind is tuple:
+        return tuple([structural_key(one, number) for one in part])
+    if kind not in _FIELDS:
+        known = is_dataclass(part) and not isinstance(part, type)
+        _FIELDS[kind] = tuple(f.name for f in fields(part)) if known else None
+    names = _FIELDS[kind]
+    if names is None:
+        return kind, id(part)
+    return kind, *[structural_key(getattr(part, name), number) for name in names]
+
+
+_HASHABLE = frozenset((int, str, float, bool, type(None), Instruction))
+_FIELDS: dict[type, tuple[str, ...] | None] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What a law of one statement may read beside the statement's place.
+
+    ``paired``: whether a product of the term is one of a pair of CTAs.  The clauses of a place are
+    those of every place with this key in a context with this one.
+    """
+
+    sizes: Mapping[str, int]
+    device: Device | None
+    parameters: Mapping[str, Any]
+    grid: Mapping[str, Any]
+    cluster: tuple[tuple[str, Any], ...]
+    outputs: tuple[str, ...]
+    zeroed: Any
+    paired: bool
+
+    @property
+    def key(self) -> Any:
+        """What tells contexts of one space apart."""
+        own = (*self.parameters.items(), *self.grid.items())
+        return structural_key((own, self.cluster, self.outputs, self.zeroed, self.paired))
+
+    @property
+    def chip(self) -> Device:
+        """The device; laws that depend on sizes alone are judged without one."""
+        assert self.device is not None
+        return self.device
+
+    def number(self, name_or_number: Any) -> Any:
+        """Return a number, or the parameter of that name."""
+        if isinstance(name_or_number, str):
+            return self.parameters[name_or_number]
+        return name_or_number
+
+    def size(self, access: Access, dimension: int) -> Any:
+        """Return the extent of a buffer's dimension."""
+        return self.number(access.buffer.shape[dimension])
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +190,7 @@ class Case:
     """What laws judge: a term, the sizes it is for, the device it is to run on.
 
     ``statements`` are those of the term, each with its role and the blocks around it; ``syncs`` the
-    barriers with a number among them.
+    barriers with a number among them.  Laws of one statement read its ``context``.
     """
 
     program: Program
@@ -161,6 +202,7 @@ class Case:
     statements: tuple[tuple[Role, Statement, tuple[Block, ...]], ...]
     syncs: tuple[tuple[Sync, Role], ...]
     waits_after_exit: tuple[str, ...]
+    context: Context
 
     @staticmethod
     def of(program: Program, sizes: Mapping[str, int], device: Device | None) -> Case:
@@ -238,23 +280,22 @@ class Case:
             tuple(statements),
             tuple(syncs),
             tuple(late),
+            Context(
+                sizes,
+                device,
+                parameters,
+                grid,
+                program.cluster,
+                tuple(operand.name for operand in program.operation.outputs),
+                program.zeroed,
+                any(p.do.multicast for p in places if p.do.instruction.unit == "tensor"),
+            ),
         )
 
     @property
     def chip(self) -> Device:
         """The device; laws that depend on sizes alone are judged without one."""
-        assert self.device is not None
-        return self.device
-
-    def number(self, name_or_number: Any) -> Any:
-        """Return a number, or the parameter of that name."""
-        if isinstance(name_or_number, str):
-            return self.parameters[name_or_number]
-        return name_or_number
-
-    def size(self, access: Access, dimension: int) -> Any:
-        """Return the extent of a buffer's dimension."""
-        return self.number(access.buffer.shape[dimension])
+        return self.context.chip
 
 
 def _by_warps(do: Do) -> bool:
@@ -325,14 +366,16 @@ def moves(number: Any) -> bool:
     return not (isinstance(number, int) and number == 0)
 
 
-def origin_of(case: Case, access: Access, dimension: int) -> tuple[Any, list[tuple[str, Any]]]:
+def origin_of(
+    context: Context, access: Access, dimension: int
+) -> tuple[Any, list[tuple[str, Any]]]:
     """Return the constant and each variable's coefficient of an access's origin."""
     if not access.origin:
         return 0, []
     affine = access.origin[dimension]
     summed: dict[str, Any] = {}
     for name, coefficient in affine.terms:
-        factor = case.number(coefficient)
+        factor = context.number(coefficient)
         summed[name] = summed[name] + factor if name in summed else factor
     return affine.constant, [(n, c) for n, c in summed.items() if moves(c)]
 
@@ -356,25 +399,25 @@ def _counted_up(
     return constant, steps
 
 
-def last_origin(case: Case, place: Place, access: Access, dimension: int) -> tuple[Any, Any]:
+def last_origin(context: Context, place: Place, access: Access, dimension: int) -> tuple[Any, Any]:
     """Return an origin's largest coordinate and its last variable's step (None if it has none).
 
     Coefficients are not negative.
     """
-    total, steps = _counted_up(place, *origin_of(case, access, dimension))
+    total, steps = _counted_up(place, *origin_of(context, access, dimension))
     step: Any = None
     for name, coefficient in steps.items():
         if name in place.ranges:
             total = total + coefficient * place.ranges[name].last
             step = coefficient
-        elif name in case.parameters:
-            total = total + coefficient * case.parameters[name]
+        elif name in context.parameters:
+            total = total + coefficient * context.parameters[name]
     return total, step
 
 
-def first_origin(case: Case, place: Place, access: Access, dimension: int) -> Any:
+def first_origin(context: Context, place: Place, access: Access, dimension: int) -> Any:
     """Return an origin's smallest coordinate; loops without an iteration do not count."""
-    total, terms = origin_of(case, access, dimension)
+    total, terms = origin_of(context, access, dimension)
     steps = dict(terms)
     for name, bound, least in place.room:
         step = steps.get(name, 0)
@@ -383,7 +426,7 @@ def first_origin(case: Case, place: Place, access: Access, dimension: int) -> An
             del steps[name], steps[bound]
     for name, coefficient in steps.items():
         span = place.ranges.get(name)
-        ends = (span.first, span.last) if span else (case.parameters.get(name, 0),) * 2
+        ends = (span.first, span.last) if span else (context.parameters.get(name, 0),) * 2
         total = total + coefficient * select(coefficient < 0, ends[1], ends[0])
     return total
 

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from tinygpu.isa.memory import DTYPES
-from tinygpu.legality.reach import Case, Clause, Place, product
+from tinygpu.legality.reach import Case, Clause, Context, Place, product
 from tinygpu.term.operation import LARGEST_SIZE
 from tinygpu.term.program import Buffer, select
 
@@ -204,13 +204,13 @@ def index_width(case: Case) -> Iterator[Clause]:
             yield Clause(narrow ^ True, text, values)
 
 
-def predicates(case: Case, place: Place) -> Iterator[Clause]:
+def predicates(context: Context, place: Place) -> Iterator[Clause]:
     """Check that what a predicate compares, and its distance to the bound, fit 32 bits."""
     do, where = place.do, place.do.where
     if where is None:
         return
     low = high = where.origin.constant
-    bound = where.bound.evaluate(case.parameters)
+    bound = where.bound.evaluate(context.parameters)
     steps = [
         *zip(do.values, where.value, strict=False),
         *zip(do.threads, where.thread, strict=False),
@@ -218,8 +218,8 @@ def predicates(case: Case, place: Place) -> Iterator[Clause]:
     parts = [(0, extent - 1, step) for extent, step in steps]
     for name, coefficient in where.origin.terms:
         span = place.ranges.get(name)
-        ends = (span.first, span.last) if span else (case.parameters[name],) * 2
-        parts.append((*ends, case.number(coefficient)))
+        ends = (span.first, span.last) if span else (context.parameters[name],) * 2
+        parts.append((*ends, context.number(coefficient)))
     for first, last, step in parts:
         low = low + select(step < 0, step * last, step * first)
         high = high + select(step < 0, step * first, step * last)
@@ -238,7 +238,7 @@ def integers(case: Case) -> Iterator[Clause]:
         yield Clause(number <= LARGEST_SIZE, text, (name, number, LARGEST_SIZE))
     for buffer in case.program.buffers:
         for stride in buffer.stride if buffer.level == "gmem" else ():
-            apart = case.number(stride) * buffer.type.bytes
+            apart = case.context.number(stride) * buffer.type.bytes
             if np.any(apart > LARGEST_SIZE):
                 text = "{}: neighbours along a dimension lie {} B apart; code steps up to {} B"
                 yield Clause(apart <= LARGEST_SIZE, text, (buffer.name, apart, LARGEST_SIZE))

@@ -32,7 +32,7 @@ from typing import Any
 
 from tinygpu.isa.tcgen05 import TENSOR_MEMORY
 from tinygpu.legality.law import Law
-from tinygpu.legality.reach import Case, Clause, Place, moves, origin_of, product
+from tinygpu.legality.reach import Case, Clause, Context, Place, moves, origin_of, product
 from tinygpu.legality.resources import held_registers
 from tinygpu.term.program import Access, Arrive, Block, Do, Elect, For, Role, select
 
@@ -74,7 +74,7 @@ def cluster_size(case: Case) -> Iterator[Clause]:
         yield Clause((ctas >= 1) & (ctas <= most), text, (names, ctas, most))
 
 
-def issuers(case: Case, place: Place) -> Iterator[Clause]:
+def issuers(context: Context, place: Place) -> Iterator[Clause]:
     """Check that as many threads execute a statement as its instruction has."""
     do, role = place.do, place.role
     match do.instruction.issuer:
@@ -107,13 +107,13 @@ def collective(case: Case) -> Iterator[Clause]:
         start = start + role.threads * role.copies
 
 
-def multicast(case: Case, place: Place) -> Iterator[Clause]:
+def multicast(context: Context, place: Place) -> Iterator[Clause]:
     """Check that the parts that CTAs send one another are parts of one tile.
 
     CTAs along the axis differ in the part alone: going one further moves as far in gmem as in
     shared memory.  Along another axis of the cluster every CTA has a tile of its own.
     """
-    do, extents = place.do, dict(case.program.cluster)
+    do, extents = place.do, dict(context.cluster)
     if do.instruction.unit != "tma" or do.write.buffer.level != "smem":
         return
     if do.multicast:
@@ -124,7 +124,7 @@ def multicast(case: Case, place: Place) -> Iterator[Clause]:
     used = [
         (d, name, step)
         for d in range(len(do.write.buffer.shape))
-        for name, step in origin_of(case, do.write, d)[1]
+        for name, step in origin_of(context, do.write, d)[1]
         if name in extents
     ]
     for _, name, _ in used:
@@ -145,17 +145,17 @@ def multicast(case: Case, place: Place) -> Iterator[Clause]:
                 continue
             for e, apart in enumerate(origin):
                 if moves(apart):
-                    its = dict(origin_of(case, source, e)[1]).get(do.multicast, 0)
+                    its = dict(origin_of(context, source, e)[1]).get(do.multicast, 0)
                     holds = holds | (its * target[d] == step * apart)
         text = "{}: parts along {} lie {} apart in shared memory, and elsewhere in gmem"
         yield Clause(holds | (extents[do.multicast] == 1), text, (do, do.multicast, step))
 
 
-def home(case: Case, place: Place) -> Iterator[Clause]:
+def home(context: Context, place: Place) -> Iterator[Clause]:
     """Check who writes into shared memory of another CTA."""
     do, buffer = place.do, place.do.write.buffer
     if buffer.home:
-        known = buffer.home in dict(case.program.cluster)
+        known = buffer.home in dict(context.cluster)
         text = "{}: its home is along {}, no axis of the cluster"
         yield Clause(known, text, (do, buffer.home))
         plain = do.instruction.name == "st.shared" and buffer.level == "smem"

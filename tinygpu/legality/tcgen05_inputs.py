@@ -7,6 +7,7 @@ takes its first input from there, with 128 rows in one CTA.  (The ISA also has o
 and places for 64 rows and for pairs; this model does not.)
 
 >>> from tinygpu.devices.device import load_device
+>>> from tinygpu.legality.reach import Case
 >>> from tinygpu.term.machine import Chosen
 >>> from tinygpu.machines.blackwell import STARTS, Blackwell
 >>> from tinygpu.term.operation import matmul
@@ -28,7 +29,7 @@ from typing import Any
 
 from tinygpu.legality.law import Law
 from tinygpu.legality.placement import memory_step
-from tinygpu.legality.reach import Case, Clause, Place, moves, origin_of
+from tinygpu.legality.reach import Clause, Context, Place, moves, origin_of
 from tinygpu.legality.tensor_laws import span_bytes, starts
 from tinygpu.term.program import Access, Do, select
 from tinygpu.term.tensor_memory import LANES
@@ -42,9 +43,9 @@ _PIECE_BYTES = 16
 _CELL_BYTES = 4
 
 
-def multiplying(case: Case, place: Place) -> Any:
+def multiplying(context: Context, place: Place) -> Any:
     """Return how many CTAs a product is of."""
-    return dict(case.program.cluster).get(place.do.multicast, 1)
+    return dict(context.cluster).get(place.do.multicast, 1)
 
 
 def placed(do: Do, accesses: tuple[Access, ...], wanted: tuple[tuple[Any, ...], ...]) -> Any:
@@ -57,7 +58,7 @@ def placed(do: Do, accesses: tuple[Access, ...], wanted: tuple[tuple[Any, ...], 
     return lies
 
 
-def descriptors(case: Case, place: Place) -> Iterator[Clause]:
+def descriptors(context: Context, place: Place) -> Iterator[Clause]:
     """Check that a descriptor can say how each input in shared memory lies."""
     do = place.do
     x, y, _ = (r for r in do.reads if isinstance(r, Access))
@@ -82,10 +83,10 @@ def descriptors(case: Case, place: Place) -> Iterator[Clause]:
         text = "{}: elements of {} B do not lie along k; those of 2 B alone may"
         yield Clause(by_k | (width == 2), text, (access, width))
         dimension = next((d for d, s in enumerate(access.value[0]) if moves(s)), None)
-        yield from starts(case, place, access, inner=dimension)
+        yield from starts(context, place, access, inner=dimension)
 
 
-def first_input(case: Case, place: Place) -> Iterator[Clause]:
+def first_input(context: Context, place: Place) -> Iterator[Clause]:
     """Check a first input in tensor memory."""
     do = place.do
     x, y, _ = (r for r in do.reads if isinstance(r, Access))
@@ -93,16 +94,16 @@ def first_input(case: Case, place: Place) -> Iterator[Clause]:
     if x.buffer.level != "tmem":
         return
     high, blocks = do.values[4:]
-    rows, ctas = high * blocks, multiplying(case, place)
+    rows, ctas = high * blocks, multiplying(context, place)
     text = "{} takes {} rows of {} CTAs from tensor memory; {} of 1 CTA are allowed"
     yield Clause((rows == LANES) & (ctas == 1), text, (do, rows, ctas, LANES))
     still = (0, 0)
     lies = placed(do, (x,), ((0, 1), still, still, still, (1, 0), (high, 0)))
     yield Clause(lies, "{}: {} does not lie a row a lane, k along the columns", (do, x))
-    yield from _whole(case, x)
+    yield from _whole(context, x)
 
 
-def copies(case: Case, place: Place) -> Iterator[Clause]:
+def copies(context: Context, place: Place) -> Iterator[Clause]:
     """Check what tcgen05.cp takes, and where it puts it."""
     do = place.do
     (source,) = (r for r in do.reads if isinstance(r, Access))
@@ -117,9 +118,8 @@ def copies(case: Case, place: Place) -> Iterator[Clause]:
     levels = (source.buffer.level, target.buffer.level)
     text = "{} goes from {} to {}, not from shared to tensor memory"
     yield Clause(levels == ("smem", "tmem"), text, (do, *levels))
-    alone = all(not p.do.multicast for p in case.places if p.do.instruction.unit == "tensor")
     text = "{}: products of pairs are in its kernel; it copies for one CTA"
-    yield Clause(alone and not do.multicast, text, (do,))
+    yield Clause(not (context.paired or do.multicast), text, (do,))
     swizzled = span_bytes(source.buffer) == _ROW_BYTES
     yield Clause(swizzled, "{} of {} is not swizzled by 128 B", (source, do))
     along_k, across = (memory_step(source, source.value[i]) * width for i in (0, 1))
@@ -133,18 +133,18 @@ def copies(case: Case, place: Place) -> Iterator[Clause]:
         holds = (step % _PIECE_BYTES == 0) if within else (step % _PATTERN_BYTES == 0)
         text = "{} of {}: its tiles lie {} B apart, and its swizzle repeats every {} B"
         yield Clause(holds | (extent == 1), text, (source, do, step, _PATTERN_BYTES))
-    yield from starts(case, place, source, inner=inner)
+    yield from starts(context, place, source, inner=inner)
     lies = placed(do, (target,), ((0, 1), (1, 0), *target.value[2:]))
     for lane, column in target.value[2:]:
         lies = lies & (lane == 0) & (column * target.buffer.type.bytes % _CELL_BYTES == 0)
     yield Clause(lies, "{}: {} does not lie a row a lane, k along the columns", (do, target))
-    yield from _whole(case, target)
+    yield from _whole(context, target)
 
 
-def _whole(case: Case, access: Access) -> Iterator[Clause]:
+def _whole(context: Context, access: Access) -> Iterator[Clause]:
     """Check that an access begins in lane 0, at a whole column."""
     for d in range(len(access.origin)):
-        constant, terms = origin_of(case, access, d)
+        constant, terms = origin_of(context, access, d)
         for number in (constant, *(step for _, step in terms)):
             bits = number * access.buffer.type.bytes
             holds = (number == 0) if d == 0 else (bits % _CELL_BYTES == 0)

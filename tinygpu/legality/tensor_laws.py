@@ -34,7 +34,7 @@ import numpy as np
 from tinygpu.isa.tma import BOX_SIDE, boxes
 from tinygpu.legality.law import Law
 from tinygpu.legality.placement import memory_step
-from tinygpu.legality.reach import Case, Clause, Place, moves, origin_of
+from tinygpu.legality.reach import Case, Clause, Context, Place, moves, origin_of
 from tinygpu.term.digits import box_lines, held_factor, layout_faults, product_of
 from tinygpu.term.program import Access, Buffer, Do, same_place, select
 
@@ -48,7 +48,7 @@ _COLUMNS = 256  # spec: wgmma's largest n
 _SLICE_BYTES = 32  # spec: wgmma's k
 
 
-def tma_strides(case: Case, place: Place) -> Iterator[Clause]:
+def tma_strides(context: Context, place: Place) -> Iterator[Clause]:
     """Check the distance between an array's lines; one line may lie so.
 
     A store writes whole pieces of 16 B, so a line that is stored ends where one does (Triton,
@@ -59,42 +59,42 @@ def tma_strides(case: Case, place: Place) -> Iterator[Clause]:
     buffer = _ends(place.do)[0].buffer
     lines: Any = 1
     for size, stride in zip(buffer.shape, buffer.stride, strict=True):
-        lines = case.number(size) if isinstance(stride, str) else lines
+        lines = context.number(size) if isinstance(stride, str) else lines
     for dimension, stride in enumerate(buffer.stride):
         if isinstance(stride, str):
-            apart = case.number(stride) * buffer.type.bytes
+            apart = context.number(stride) * buffer.type.bytes
             text = "{}: lines are {} B apart; TMA needs a multiple of {} B"
             holds = (apart % _PIECE_BYTES == 0) | (lines == 1)
             yield Clause(holds, text, (buffer.name, apart, _PIECE_BYTES))
         elif place.do.write.buffer is buffer and np.all(np.equal(stride, 1)):
-            size = case.number(buffer.shape[dimension]) * buffer.type.bytes
+            size = context.number(buffer.shape[dimension]) * buffer.type.bytes
             text = "{}: a line has {} B; TMA stores whole pieces of {} B, past its end, too"
             yield Clause(size % _PIECE_BYTES == 0, text, (buffer.name, size, _PIECE_BYTES))
 
 
-def tma_coordinates(case: Case, place: Place) -> Iterator[Clause]:
+def tma_coordinates(context: Context, place: Place) -> Iterator[Clause]:
     """Check that coordinates of an array fit."""
     if place.do.instruction.unit == "tma":
         buffer = _ends(place.do)[0].buffer
-        for extent in map(case.number, buffer.shape):
+        for extent in map(context.number, buffer.shape):
             text = "{}: {} elements along a dimension; TMA's coordinates are below {}"
             yield Clause(extent < _COORDINATE, text, (buffer.name, extent, _COORDINATE))
 
 
-def tma_lines(case: Case, place: Place) -> Iterator[Clause]:
+def tma_lines(context: Context, place: Place) -> Iterator[Clause]:
     """Check where boxes begin of which lines outside are left out: one map has the rest of all."""
     do = place.do
     if do.instruction.unit != "tma" or not do.trimmed or len(do.values) < 2:
         return
     gmem, _ = _ends(do)
-    constant, terms = origin_of(case, gmem, len(gmem.buffer.shape) - 2)
+    constant, terms = origin_of(context, gmem, len(gmem.buffer.shape) - 2)
     lines = np.maximum(box_lines(do), 1)
     for step in (constant, *(c for _, c in terms)):
         text = "{}: boxes of {} lines begin {} lines apart, and lines outside are left out"
         yield Clause(step % lines == 0, text, (do, lines, step))
 
 
-def tma_box(case: Case, place: Place) -> Iterator[Clause]:
+def tma_box(context: Context, place: Place) -> Iterator[Clause]:
     """Check a box's sides, and that it lies in both memories as TMA puts it.
 
     Within a piece of 16 B of a line it cannot begin: the instruction is illegal (Triton, 7385).
@@ -138,12 +138,12 @@ def tma_box(case: Case, place: Place) -> Iterator[Clause]:
     text = "{}: its boxes lie {} B apart in {}, no multiple of {}"
     holds = (many == 1) | (side * row % _BOX_BYTES == 0)
     yield Clause(holds, text, (do, side * row, smem.buffer.name, _BOX_BYTES))
-    begins = [step for _, _, step in _steps(case, place, gmem)]
+    begins = [step for _, _, step in _steps(context, place, gmem)]
     begins += [memory_step(gmem, of) * width for of in (*gmem.value[2:], *gmem.thread)]
     for step in begins:
         text = "{}: along a line it begins at steps of {} B; TMA needs multiples of {}"
         yield Clause(step % _PIECE_BYTES == 0, text, (gmem, step, _PIECE_BYTES))
-    for _, _, step in _steps(case, place, smem):
+    for _, _, step in _steps(context, place, smem):
         text = "{}: it starts at steps of {} B; TMA needs multiples of {}"
         yield Clause(step % _BOX_BYTES == 0, text, (smem, step, _BOX_BYTES))
 
@@ -171,7 +171,7 @@ def swizzle(case: Case) -> Iterator[Clause]:
             yield Clause(holds, text, (buffer.name, buffer.stage_bytes, widest))
 
 
-def wgmma_shape(case: Case, place: Place) -> Iterator[Clause]:
+def wgmma_shape(context: Context, place: Place) -> Iterator[Clause]:
     """Check the shape of a product."""
     do = place.do
     a, _, sums = (r for r in do.reads if isinstance(r, Access))
@@ -190,7 +190,7 @@ def wgmma_shape(case: Case, place: Place) -> Iterator[Clause]:
         yield Clause(holds, "{}: its digits do not count the {}", (do, what))
 
 
-def wgmma_descriptors(case: Case, place: Place) -> Iterator[Clause]:
+def wgmma_descriptors(context: Context, place: Place) -> Iterator[Clause]:
     """Check that a descriptor can say how each input lies."""
     do = place.do
     tile = product_of(do)
@@ -213,7 +213,7 @@ def wgmma_descriptors(case: Case, place: Place) -> Iterator[Clause]:
         text = "{}: k steps {} B, rows {} B; rows of the swizzle have {} B, and one of them is k's"
         yield Clause(by_k | by_row, text, (access, along_k, across, wide))
         dimension = next((d for d, s in enumerate(access.value[0]) if moves(s)), None)
-        yield from starts(case, place, access, inner=dimension)
+        yield from starts(context, place, access, inner=dimension)
 
 
 def _ends(do: Do) -> tuple[Access, Access]:
@@ -233,13 +233,15 @@ def _pattern_bytes(buffer: Buffer) -> Any:
     return 8 * span_bytes(buffer)
 
 
-def starts(case: Case, place: Place, access: Access, *, inner: int | None) -> Iterator[Clause]:
+def starts(
+    context: Context, place: Place, access: Access, *, inner: int | None
+) -> Iterator[Clause]:
     """Check that what a descriptor names starts at a multiple of its pattern.
 
     Along dimension ``inner`` a descriptor may also start within a row of the swizzle.
     """
     pattern = _pattern_bytes(access.buffer)
-    for d, stride, step in _steps(case, place, access):
+    for d, stride, step in _steps(context, place, access):
         holds = step % pattern == 0
         if d == inner:
             holds = holds | ((stride == 1) & (step % _PIECE_BYTES == 0))
@@ -247,7 +249,7 @@ def starts(case: Case, place: Place, access: Access, *, inner: int | None) -> It
         yield Clause(holds, text, (access, step, pattern))
 
 
-def _steps(case: Case, place: Place, access: Access) -> Iterator[tuple[int, Any, Any]]:
+def _steps(context: Context, place: Place, access: Access) -> Iterator[tuple[int, Any, Any]]:
     """Yield the bytes by which an access's origin moves: dimension, its stride, bytes.
 
     In gmem those along a line: how far lines are apart has a name.
@@ -255,7 +257,7 @@ def _steps(case: Case, place: Place, access: Access) -> Iterator[tuple[int, Any,
     for d, stride in enumerate(access.buffer.stride if access.origin else ()):
         if isinstance(stride, str):
             continue
-        constant, terms = origin_of(case, access, d)
+        constant, terms = origin_of(context, access, d)
         for number in (constant, *(c for name, c in terms if name in place.ranges)):
             step = number * stride * access.buffer.type.bytes
             if moves(step):

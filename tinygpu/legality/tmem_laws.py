@@ -28,7 +28,7 @@ from tinygpu.isa.ordering import Group
 from tinygpu.isa.tcgen05 import TENSOR_MEMORY
 from tinygpu.legality.law import Law
 from tinygpu.legality.placement import memory_step
-from tinygpu.legality.reach import Case, Clause, Place, origin_of
+from tinygpu.legality.reach import Case, Clause, Context, Place, origin_of
 from tinygpu.legality.tcgen05_inputs import INPUT_LAWS, SLICE_BYTES, multiplying, placed
 from tinygpu.term.program import (
     Access,
@@ -71,12 +71,12 @@ def columns(case: Case) -> Iterator[Clause]:
         yield Clause(all_columns <= COLUMNS, text, (ctas, all_columns, COLUMNS))
 
 
-def shape(case: Case, place: Place) -> Iterator[Clause]:
+def shape(context: Context, place: Place) -> Iterator[Clause]:
     """Check a product's shape, and that its sums lie where the hardware puts them."""
     do = place.do
     x, _, sums = (r for r in do.reads if isinstance(r, Access))
     k, inner, outer, halves, high, blocks = do.values
-    rows, wide, ctas = high * blocks, inner * outer * halves, multiplying(case, place)
+    rows, wide, ctas = high * blocks, inner * outer * halves, multiplying(context, place)
     text = "{} multiplies {} rows of a CTA; tcgen05.mma has 64 or 128"
     yield Clause((rows == LANES // 2) | (rows == LANES), text, (do, rows))
     unit = select((rows == LANES // 2) & (ctas == 1), 8, 16)
@@ -108,14 +108,14 @@ def shape(case: Case, place: Place) -> Iterator[Clause]:
     yield Clause(lies, text, (do, rows, ctas))
 
 
-def lanes(case: Case, place: Place) -> Iterator[Clause]:
+def lanes(context: Context, place: Place) -> Iterator[Clause]:
     """Check that each thread moves columns of its own lane, so that a warp keeps to its 32."""
     do = place.do
     if do.instruction.completion != "tcgen05_wait":
         return
     (source,) = (r for r in do.reads if isinstance(r, Access))
     tmem, held = (source, do.write) if source.buffer.level == "tmem" else (do.write, source)
-    constant, terms = origin_of(case, tmem, 0)
+    constant, terms = origin_of(context, tmem, 0)
     same: Any = (tmem.value[0][1] == 1) & (len(do.values) == 1)
     for step in (constant, tmem.value[0][0], *(step for _, step in terms)):
         same = same & (step == 0)

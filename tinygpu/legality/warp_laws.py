@@ -7,6 +7,7 @@ a lane one of them, a pair of one; ``.trans`` moves 16 bits and is not for them.
 takes of a thread is said by its ``Blocks``; the term has to count its values so.
 
 >>> from tinygpu.devices.device import load_device
+>>> from tinygpu.legality.reach import Case
 >>> from tinygpu.term.machine import Chosen
 >>> from tinygpu.machines.ampere import STARTS, Ampere
 >>> from tinygpu.term.operation import matmul
@@ -27,7 +28,7 @@ from typing import Any
 from tinygpu.isa.fragment import Operand
 from tinygpu.legality.law import Law
 from tinygpu.legality.placement import memory_step
-from tinygpu.legality.reach import Case, Clause, Place, moves, origin_of
+from tinygpu.legality.reach import Clause, Context, Place, moves, origin_of
 from tinygpu.term.program import Access
 
 __all__ = ["WARP_LAWS"]
@@ -36,7 +37,7 @@ _LANES = (4, 8)
 _ROW_BYTES = 16  # spec: a row of ldmatrix
 
 
-def matrices(case: Case, place: Place) -> Iterator[Clause]:
+def matrices(context: Context, place: Place) -> Iterator[Clause]:
     """Check that lanes hold the pairs of rows of 16 B, which ldmatrix reads or stmatrix writes."""
     do = place.do
     read, own = sorted(do.accesses, key=lambda access: access.buffer.level != "smem")
@@ -70,7 +71,7 @@ def matrices(case: Case, place: Place) -> Iterator[Clause]:
             yield Clause((step % row == 0) | (extent == 1), text, (do, step))
     for dimension, stride in enumerate(read.buffer.stride if read.origin else ()):
         assert not isinstance(stride, str)
-        constant, terms = origin_of(case, read, dimension)
+        constant, terms = origin_of(context, read, dimension)
         for number in (constant, *(c for name, c in terms if name in place.ranges)):
             step = number * stride
             if moves(step):
@@ -81,7 +82,7 @@ def matrices(case: Case, place: Place) -> Iterator[Clause]:
     yield Clause(holds, text, (do, read.buffer.name, 2**base, row))
 
 
-def mma(case: Case, place: Place) -> Iterator[Clause]:
+def mma(context: Context, place: Place) -> Iterator[Clause]:
     """Check the shape and the order of a thread's values, as the instruction's blocks say them."""
     do = place.do
     if not do.instruction.blocks:

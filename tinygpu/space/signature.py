@@ -28,9 +28,9 @@ from typing import Any
 
 import numpy as np
 
+from tinygpu.legality.reach import structural_key
 from tinygpu.term.program import (
     Access,
-    Affine,
     Block,
     Body,
     Do,
@@ -48,16 +48,11 @@ def numbers_of(program: Program) -> tuple[Any, tuple[Any, ...]]:
     numbers: list[Any] = []
 
     def number(value: Any) -> Any:
-        if isinstance(value, str):
-            return value
-        identity = value if isinstance(value, int) else ("array", id(value))
+        identity = ("array", id(value)) if isinstance(value, np.ndarray) else int(value)
         if identity not in positions:
             positions[identity] = len(numbers)
             numbers.append(value)
         return positions[identity]
-
-    def affine(index: Affine) -> Any:
-        return number(index.constant), tuple((n, number(c)) for n, c in index.terms)
 
     asked = set().union(*(_asked(role.body) for role in program.roles))
 
@@ -80,30 +75,38 @@ def numbers_of(program: Program) -> tuple[Any, tuple[Any, ...]]:
 
     def touched(access: Access) -> Any:
         buffer = access.buffer
-        return buffer.name, buffer.level, number(buffer.stages), affine(access.index)
+        return buffer.name, buffer.level, number(buffer.stages), of((access.index, access.peer))
 
     def key(statement: Statement) -> Any:
-        own = [getattr(statement, field.name) for field in fields(statement)]
+        own = {f.name: getattr(statement, f.name) for f in fields(statement)}
+        own = {name: part for name, part in own.items() if name not in _ELSEWHERE}
+        more: Any = ()
         if isinstance(statement, Do):
-            writes = statement.write.buffer.level != "gmem"
-            completion, across = statement.instruction.completion, statement.across
-            how = completion, statement.lanes is None, across, statement.where is None
-            return "do", how, writes, tuple(map(touched, touches(statement)))
-        if (
+            instruction = statement.instruction
+            own["instruction"] = instruction.completion, instruction.issuer, instruction.unit
+            writes, masked = statement.write.buffer.level != "gmem", statement.where is not None
+            more = writes, masked, tuple(map(touched, touches(statement)))
+        elif (
             isinstance(statement, For)
             and not isinstance(trips := statement.trips, str)
             and repeats(statement)
         ):
             often = np.minimum(np.maximum(trips - statement.start, 0), 2)
-            own = [statement.var, often if isinstance(often, np.ndarray) else int(often)]
-        said = tuple(
-            number(one) for one in own if isinstance(one, int | str | np.generic | np.ndarray)
-        )
-        forms = () if statement.accesses else tuple(map(affine, statement.forms))
-        return type(statement).__name__, said, forms, tuple(map(key, statement.body))
+            own = {"var": statement.var, "often": often}
+        return type(statement), of(tuple(own.values())), more, tuple(map(key, statement.body))
+
+    def of(part: Any) -> Any:
+        return structural_key(part, number)
 
     bodies = tuple((role.name, tuple(map(key, role.body))) for role in program.roles)
     return bodies, tuple(numbers)
+
+
+_ELSEWHERE = frozenset((
+    "access", "body", "reads", "threads", "unrolled", "values", "variant", "vector", "where",
+    "write",
+))  # fmt: skip
+"""Fields of statements that order nothing, or are asked for by themselves."""
 
 
 def _asked(body: Body) -> set[str]:
@@ -118,16 +121,9 @@ def _asked(body: Body) -> set[str]:
             *reads, write = statement.accesses
             for read in (*reads, write) if statement.where else reads:
                 name = read.buffer.name
-                if read.buffer.level == "registers" and written.get(name) != _identity(read.index):
+                own = read.buffer.level == "registers"
+                if own and written.get(name) != structural_key(read.index):
                     found.add(name)
-            written[write.buffer.name] = _identity(write.index) if statement.lanes is None else None
+            whole = statement.lanes is None
+            written[write.buffer.name] = structural_key(write.index) if whole else None
     return found
-
-
-def _identity(index: Affine) -> Any:
-    """Return what two indices have in common only if they are equal; an array is itself alone."""
-
-    def number(value: Any) -> Any:
-        return value if isinstance(value, int | str) else id(value)
-
-    return number(index.constant), tuple((name, number(c)) for name, c in index.terms)
