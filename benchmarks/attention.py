@@ -19,6 +19,8 @@ runs in a process of its own under a watchdog: a kernel that hangs costs its cas
     --parts ...   some cases; --missing: those without a row; --out: the folder of the results
     --machines .. whose named points, as attention ampere_attention; then in a file of both names
     --peers       peers alone: no point is measured
+    --search S    in place of the named points what the command line finds with a budget of S
+                  seconds, and of that what the model had first: ``attention_searched.json``
 
 >>> len(CASES), visible(2, 5, causal=True), visible(5, 2, causal=True)
 (27, 9, 3)
@@ -30,15 +32,18 @@ import argparse
 import base64
 import importlib
 import importlib.metadata
+import json
 import math
 import pickle
 import statistics
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -61,7 +66,7 @@ from tinygpu.term.program import Program
 from tinygpu.term.schedule import Schedule
 
 __all__ = ["CASES", "FIELDS", "Case", "Data", "compare", "main", "points", "problem_of",
-           "reference", "row_of", "summary", "visible"]  # fmt: skip
+           "reference", "row_of", "searched", "summary", "visible", "words_of"]  # fmt: skip
 
 FIELDS = (
     *("b", "h", "g", "d", "causal", "flops", "tflops", "ratio", "points"),
@@ -171,6 +176,44 @@ def points(problem: Problem, machines: Sequence[str] = (MACHINE,)) -> dict[str, 
     if not found:
         raise LaunchError(f"attention at {dict(problem.sizes)}: no named point is legal; {refused}")
     return found
+
+
+def words_of(one: Case) -> tuple[str, ...]:
+    """Return a case as words of the command line.
+
+    >>> " ".join(words_of(CASES[0]))
+    'attention -b 64 --heads 16 --kv-heads 16 -m 512 -n 512 -d 128'
+    """
+    sizes = {"-b": one.b, "--heads": one.h * one.g, "--kv-heads": one.h}
+    sizes |= {"-m": one.m, "-n": one.n, "-d": one.d}
+    words = [word for name, size in sizes.items() for word in (name, str(size))]
+    return ("attention", *words, *(["--causal"] if one.causal else []))
+
+
+def searched(one: Case, seconds: float) -> dict[str, Program]:
+    """Return what ``tinygpu search --measure`` finds, and what the model had first.
+
+    Nothing that an earlier search measured is known.  Raises LaunchError for an error of it.
+    """
+    with TemporaryDirectory() as folder:
+        words = (*words_of(one), "--measure", "--budget", f"{seconds:g}", "--out", folder)
+        run = subprocess.run(
+            (sys.executable, "-m", "tinygpu", "search", *words),
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        if run.returncode:
+            raise LaunchError(f"{one.part}: {run.stderr.strip().splitlines()[-1]}")
+        tree = json.loads((Path(folder) / "search.json").read_text(encoding="utf-8"))
+    found = {"found": tree["best"][0]}
+    if tree["model_first"]:
+        found["model's first"] = tree["best"][tree["model_first"] - 1]
+    operation = problem_of(one).operation
+    return {
+        name: Schedule(row["machine"], tuple(row["decisions"].items())).program(
+            MACHINES[row["machine"]], operation
+        )
+        for name, row in found.items()
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -549,10 +592,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--missing", action="store_true", help="only parts that have no row yet")
     parser.add_argument("--peers", action="store_true", help="peers alone")
     parser.add_argument("--machines", nargs="+", choices=MACHINES, default=[MACHINE])
+    parser.add_argument("--search", type=float, metavar="S", help="what a search finds in so long")
     given = parser.parse_args(arguments)
     words = sys.argv[1:] if arguments is None else arguments
     command = " ".join(("python -m benchmarks.attention", *words))
-    table = "_and_".join(given.machines)
+    table = "attention_searched" if given.search else "_and_".join(given.machines)
     chosen = [one for one in CASES if one.part in given.parts]
     failed: list[str] = []
     record: dict[str, Any] = {}
@@ -562,10 +606,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
             chosen = [one for one in chosen if one.part not in there]
         with Worker((sys.executable, "-m", "benchmarks.attention", "--serve")) as worker:
             for one in chosen:
-                programs = {} if given.peers else points(problem_of(one), given.machines)
-                packed = base64.b64encode(pickle.dumps(programs)).decode()
-                request = {"do": "case", "case": asdict(one), "programs": packed}
                 try:
+                    if given.search:
+                        programs = searched(one, given.search)
+                    else:
+                        programs = {} if given.peers else points(problem_of(one), given.machines)
+                    packed = base64.b64encode(pickle.dumps(programs)).decode()
+                    request = {"do": "case", "case": asdict(one), "programs": packed}
                     row = row_of(one, worker.ask(request, LIMIT_SECONDS), programs)
                 except LaunchError as error:
                     failed.append(str(error))
