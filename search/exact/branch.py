@@ -40,8 +40,9 @@ _FOLLOWED = 400
 """Schedules up to which a space is searched whole, though each is followed singly."""
 _DRAWING_SHARE = 0.4
 """Of a deadline, what is for building batches and drawing from them."""
-_DRAWN = 24
-"""Draws that are followed where that is dear: those of the least bounds."""
+_DRAWN, _STARTS, _STARTS_OF_A_PART = 24, 5, 2
+"""Draws that are followed where that is dear: those of the least bounds; how many are climbed from.
+"""
 _SAMPLE, _CLIMBS, _CLIMBERS, _STEPS = 64, 3, 16, 10
 
 
@@ -109,7 +110,8 @@ class Search:
                 began += took
             least = sorted(drawn.values(), key=lambda one: one[0])[:_DRAWN]
             climb = Climb(self.every, found.add, until)
-            climb.from_the_fastest([place for _, place in least])
+            starts = _STARTS if structures is None else _STARTS_OF_A_PART
+            climb.from_the_fastest([place for _, place in least], starts)
             self.climbed = climb.followed
             self.scored += self.climbed
             self.scorers = sorted(promises, key=lambda scorer: promises[scorer])

@@ -30,7 +30,6 @@ __all__ = ["Climb", "Place"]
 Place = tuple[Scorer, Points]
 """A batch's scorer, and the index along each of its numeric decisions."""
 Add = Callable[[Scorer, Points, NDArray[np.float64]], Any]
-_STARTS = 2
 
 
 class Climb:
@@ -50,9 +49,9 @@ class Climb:
         """How many schedules it followed."""
         return len(self._followed)
 
-    def from_the_fastest(self, drawn: Sequence[Place]) -> None:
-        """Follow what was drawn, and climb from the fastest."""
-        for one in self._seconds(drawn)[:_STARTS]:
+    def from_the_fastest(self, drawn: Sequence[Place], starts: int) -> None:
+        """Follow what was drawn, and climb from the fastest ones."""
+        for one in self._seconds(drawn)[:starts]:
             self._climb(*one)
 
     def by_pairs(self, at: Place) -> None:

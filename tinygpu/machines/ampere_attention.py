@@ -160,6 +160,7 @@ class AmpereAttention(FlashAttention):
                     ring_k.copy_block(step + ahead_k)
                     k.commit()
                 self.mask(k, scores, step)
+                rows.maximise()
                 rows.exponentiate()
                 rows.rescale()
                 k.cast(scores, dtype, into=weights)

@@ -171,6 +171,13 @@ class Attention(FlashAttention):
         structural=True,
         meaning="sums shrink after a step, or before the next adds",
     )
+    settle = Choice(
+        "late",
+        "early",
+        structural=True,
+        before="late",
+        meaning="the second product is over behind a step's exponentials, or before them",
+    )
     turns = Choice(
         "none", "named", "mbarrier", structural=True, meaning="by what two consumers take turns"
     )
@@ -242,7 +249,7 @@ class Attention(FlashAttention):
             Requirement(
                 "unused",
                 ((d.stages_q == 1) | (d.persistent == 1))
-                & (d.rescale == "after" or d.skew == 1)
+                & ((d.rescale == "after" and d.settle == "late") or d.skew == 1)
                 & (d.together == "kv heads" or d.raster > 1),
                 "a decision about what the kernel does not have stays at its first value",
                 "choose stages_q 1, or persistent 1; choose rescale after, or skew 1",
@@ -357,11 +364,15 @@ class Attention(FlashAttention):
                     k.wait_group("wgmma", 0)
                 ring_k.release(step)
                 self.mask(k, scores, step)
-                rows.exponentiate()
+                rows.maximise()
+                if self.settle == "late":
+                    rows.exponentiate()
                 if self.skew:
                     k.wait_group("wgmma", 0)
                     with k.when(step >= 1):
                         ring_v.release(step - 1)
+                if self.settle == "early":
+                    rows.exponentiate()
                 if self.rescale == "after":
                     rows.rescale()
                 weights.round(scores, step)
@@ -495,6 +506,7 @@ class RowStatistics:
         self.shift, self.shrink = (k.registers(name, "f32", *rows) for name in ("shift", "shrink"))
         scale = value("scale") * _LOG2_E if k.op.scalars else Constant(_LOG2_E)
         self.scale, self.factor = scale, k.registers("factor", "f32")
+        self.power = apply("ex2.ftz", value("x") * value("factor") + value("shift"))
 
     def begin(self) -> None:
         """Begin with no key."""
@@ -504,8 +516,8 @@ class RowStatistics:
         k.fill(self.total, 0.0)
         k.fill(self.acc, 0.0)
 
-    def exponentiate(self) -> None:
-        """Make weights of scores, below the new maximum, and add them to what was shrunk."""
+    def maximise(self) -> None:
+        """Find the new maxima, and by what their weights shrink."""
         k, known = self.k, {"factor": self.factor, "shift": self.shift}
         k.set(self.apart, value("top"), {"top": self.top})
         k.reduce("max", self.apart, self.scores)
@@ -513,8 +525,11 @@ class RowStatistics:
         k.reduce("max", self.new, self.apart)
         k.butterfly("max", self.new, over="quad")
         k.set(self.shift, -(value("new") * value("factor")), {"new": self.new, **known})
-        power = apply("ex2.ftz", value("x") * value("factor") + value("shift"))
-        k.set(self.shrink, power, {"x": self.top, **known})
+        k.set(self.shrink, self.power, {"x": self.top, **known})
+
+    def exponentiate(self) -> None:
+        """Make weights of scores, below the new maximum, and add them to what was shrunk."""
+        k, known, power = self.k, {"factor": self.factor, "shift": self.shift}, self.power
         for _ in k.each(self.by) if self.by else (None,):
             k.set(self.scores, power, {"x": self.scores, **known})
         k.set(self.top, value("new"), {"new": self.new})
@@ -580,8 +595,8 @@ class RowStore:
 
 _FA2: Mapping[str, Value] = {
     "depth": 128, "consumers": 2, "tile_n": 128, "stages_k": 2, "stages_v": 2, "stages_q": 1,
-    "skew": 0, "rescale": "after", "turns": "none", "queries": "shared", "weights": "registers",
-    "epilogue": "direct", "persistent": 1,
+    "skew": 0, "rescale": "after", "settle": "late", "turns": "none", "queries": "shared",
+    "weights": "registers", "epilogue": "direct", "persistent": 1,
     "order": "straight", "together": "kv heads", "raster": 1, "early": 0, "cluster_m": 1,
 }  # fmt: skip
 _SKEWED = {**_FA2, "skew": 1}
@@ -599,6 +614,10 @@ _HELD = {**_LINES, "queries": "registers"}
 _HELD_LONGEST = {**_LONGEST, "queries": "registers"}
 _HELD_SNAKE = {**_SNAKE, "queries": "registers"}
 _HELD_PAIR = {**_HELD, "cluster_m": 2}
+_COMPILED = {**_FA3, "settle": "early"}
+_EARLY = {**_LONGEST, "rescale": "before", "settle": "early"}
+_EARLY_HELD = {**_EARLY, "queries": "registers"}
+_EARLY_PAIR = {**_EARLY, "cluster_m": 2}
 _MEMORY = {**_SKEWED, "depth": 64, "consumers": 3, "tile_n": 192, "weights": "shared"}
 
 STARTS: Mapping[str, Mapping[str, Value]] = {
@@ -618,6 +637,10 @@ STARTS: Mapping[str, Mapping[str, Value]] = {
     "queries in registers, longest first": _HELD_LONGEST,
     "queries in registers, snake": _HELD_SNAKE,
     "queries in registers, pair multicast": _HELD_PAIR,
+    "fa3 as compiled": _COMPILED,
+    "early": _EARLY,
+    "early, queries in registers": _EARLY_HELD,
+    "early, pair multicast": _EARLY_PAIR,
     "weights through memory": _MEMORY,
 }
 """Named points: FlashAttention-2's order, FlashAttention-3's, and steps beyond."""
