@@ -747,9 +747,9 @@ def _judged() -> str:
     return f"{_markdown(columns, rows)}\n\nMade on {tree['provenance']['date'][:10]}, on a CPU."
 
 
-def _attention() -> str:
+def _attention(table: str = "attention") -> str:
     """Return the cases of attention, each with its fastest point and its peers."""
-    path = FOLDER.parent / "h100" / "attention.json"
+    path = FOLDER.parent / "h100" / f"{table}.json"
     tree = json.loads(path.read_text(encoding="utf-8"))
     columns = ("mask", "#b", "#heads", "#queries", "#keys", "#d", "fastest point", "#TFLOP/s",
                "#predicted / measured time", "#of cuDNN", "#of FA3", "#of Triton",
@@ -768,7 +768,7 @@ def _attention() -> str:
         if row["seconds"]
     ]  # fmt: skip
     run = tree["provenance"]
-    said = f"File `benchmarks/results/h100/attention.json`; {run['device']}, driver {run['driver']}"
+    said = f"File `benchmarks/results/h100/{table}.json`; {run['device']}, driver {run['driver']}"
     capped = sum(row["capped"] for row in tree["rows"])
     return (
         f"{_markdown(columns, rows)}\n\n{said}; {run['date'][:10]}; at the power cap in {capped} "
@@ -778,6 +778,7 @@ def _attention() -> str:
 
 TABLES: Mapping[str, Callable[[], str]] = {
     "attention": _attention,
+    "attention searched": lambda: _attention("attention_searched"),
     "agreement": _agreement,
     "ampere": _ampere,
     "ampere beside": lambda: _beside("ampere_matmul"),

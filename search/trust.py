@@ -154,7 +154,7 @@ def case_of(
     there = [
         i
         for i in np.flatnonzero(np.isfinite(both).all(0)).tolist()
-        if all(r.holds for r in machine.requires(problem.operation, schedules[i].chosen()))
+        if all(r.holds for r in machine.requirements(problem.operation, schedules[i].chosen()))
     ]
     mine = tuple(schedules[i] for i in there)
     if not mine:

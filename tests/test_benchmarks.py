@@ -8,6 +8,7 @@ import importlib
 import inspect
 import json
 import re
+import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -54,6 +55,7 @@ from tinygpu.search.neighbourhood import Candidate
 from tinygpu.search.tuning.climb import CUBLASLT, Tuned
 from tinygpu.space.measurement import Measurement, Results, canonical, describe
 from tinygpu.space.space import Space
+from tinygpu.term.machine import Chosen
 from tinygpu.term.operation import Problem
 from tinygpu.term.operation import matmul as product_of
 from tinygpu.term.schedule import Schedule, from_json
@@ -249,6 +251,42 @@ def test_attention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, card: Card) 
         attention.main(["--out", str(tmp_path), "--parts", first, second])
     (row,) = load_rows("attention", tmp_path)
     assert (row["case"], row["ratio"]) == (second, 0.5)
+
+
+def test_what_the_command_line_finds_stands_beside_peers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, card: Card
+) -> None:
+    """The row is of what was found, though the model's first is faster here; an error is named."""
+    one = attention.CASES[0]
+    starts = MACHINES["attention"], importlib.import_module("tinygpu.machines.attention").STARTS
+
+    def run(words: Sequence[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        if "--causal" in words:
+            return subprocess.CompletedProcess(words, 2, "", "error: no GPU")
+        assert words[3:] == (
+            *("search", *attention.words_of(one), "--measure", "--budget", "10"),
+            *("--out", words[-1]),
+        )
+        best = [{"machine": "attention", "decisions": dict(starts[1][n])} for n in ("early", "fa2")]
+        text = json.dumps({"best": best, "model_first": 2})
+        (Path(words[-1]) / "search.json").write_text(text, encoding="utf-8")
+        return subprocess.CompletedProcess(words, 0, "", "")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    operation = attention.problem_of(one).operation
+    found = attention.searched(one, 10)
+    assert list(found) == ["found", "model's first"]
+    assert found["found"] == starts[0].program(operation, Chosen(starts[1]["early"]))
+    causal = next(one for one in attention.CASES if one.causal)
+    with pytest.raises(LaunchError, match="no GPU"):
+        attention.searched(causal, 10)
+    told = {"clock_mhz": 1500, "capped": False, "spread": 0.01, "rounds": 3, "error": 0.3}
+    times = {"point found": 3e-6, "point model's first": 2e-6, "cudnn": 6e-6}
+    timings = {name: {**told, "seconds": seconds} for name, seconds in times.items()}
+    card.answering(attention, {"timings": timings, "failures": {}})
+    attention.main(["--out", str(tmp_path), "--parts", one.part, "--search", "10"])
+    (row,) = load_rows("attention_searched", tmp_path)
+    assert (row["schedule"], row["ratio"]) == ({"point": "found"}, 2.0)
 
 
 def test_interpreter_agreement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from tinygpu.search.tuning.climb import Effort
 from tinygpu.term.access_map import Access, Affine, number_text, registers
 from tinygpu.term.builder import Kernel
 from tinygpu.term.expression import value
-from tinygpu.term.machine import Choice, Machine, instructions
+from tinygpu.term.machine import Choice, Machine, Requirement, instructions
 from tinygpu.term.operation import Operand, Operation, Problem, Reduction, elementwise, matmul
 from tinygpu.term.schedule import Schedule
 from tinygpu.term.statement import Arrive, Barrier, ForTile, Wait, When
@@ -205,3 +205,22 @@ def test_a_limit_names_its_number() -> None:
     space = tinygpu.Space(Wide(), Problem.of(elementwise("a*x"), i=4096), DEVICE)
     with pytest.raises(TinyGpuError, match="keeps threads; a CTA has 2048 threads; h200 allows 1 "):
         tinygpu.rank(space, 1)
+
+
+@pytest.mark.parametrize("given", [Requirement("even", True, "it is even", "double it"), None, [1]])
+def test_requirements_that_are_no_tuple_are_named(given: Any) -> None:
+    """Wherever they are asked for: one schedule, a space, a question."""
+
+    class Own(Simt):
+        def requires(self, operation: Operation, choose: Any) -> Any:
+            return given
+
+    space = tinygpu.Space(Own(), PROBLEM, DEVICE, fixed=dict(LADDER["naive"]))
+    asks: tuple[Callable[[], object], ...] = (
+        lambda: tinygpu.check_schedule(SCHEDULE, Own(), PROBLEM, DEVICE),
+        space.count,
+        lambda: tinygpu.ask(space, "tile_m > 0"),
+    )
+    for ask in asks:
+        with pytest.raises(MachineError, match="return a tuple of Requirements"):
+            ask()

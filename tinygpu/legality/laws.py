@@ -366,7 +366,7 @@ def check_schedule(
     numeric = [law for law in LAWS.values() if law.numeric]
     numeric += own_laws(machine.instructions).values()
     with np.errstate(all="ignore"):
-        failed = _failed(machine.requires(problem.operation, Chosen(_numbers(machine, values))))
+        failed = _failed(machine.requirements(problem.operation, Chosen(_numbers(machine, values))))
         if failed:
             return tuple(Violation(r.name, r.sentence, named(r.mend, values)) for r in failed)
         try:

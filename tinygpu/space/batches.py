@@ -214,7 +214,7 @@ class Builder:
         chosen = Chosen({n: structure.get(n, self.numbers.get(n)) for n in space.values})
         operation = space.problem.operation
         with arithmetic(space.machine):
-            requirements = space.machine.requires(operation, chosen)
+            requirements = space.machine.requirements(operation, chosen)
         for requirement in requirements:
             if not self._add(found, self.table(requirement.name, requirement.holds)):
                 return None

@@ -204,7 +204,7 @@ class Solver:
             value = getattr(chosen, name)
             equal = [value == allowed for allowed in space.values[name]]
             part.add(Member("fix", name), self._clause(name, reduce(operator.or_, equal)))
-        for requirement in space.machine.requires(space.problem.operation, chosen):
+        for requirement in space.machine.requirements(space.problem.operation, chosen):
             self.own.setdefault(requirement.name, requirement)
             clause = self._clause(requirement.name, requirement.holds)
             part.add(Member("law", requirement.name), clause)

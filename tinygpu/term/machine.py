@@ -225,6 +225,16 @@ class Machine(ABC):
         """Return the machine's own laws (none by default)."""
         return ()
 
+    def requirements(self, operation: Operation, choose: Any) -> tuple[Requirement, ...]:
+        """Return what ``requires`` gives.  Raises MachineError where that is no tuple of them."""
+        found = self.requires(operation, choose)
+        if not isinstance(found, tuple) or not all(isinstance(r, Requirement) for r in found):
+            raise MachineError(
+                f"machine {self.name}: requires() gave {reprlib.repr(found)}; return a tuple of "
+                "Requirements"
+            )
+        return found
+
     def check(self, operation: Operation) -> None:
         """Raise OperationError if this machine cannot do the operation."""
         if self.operations and operation.name not in self.operations:
