@@ -1,12 +1,20 @@
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tinygpu.machines.simt import LADDER, Simt
+from tinygpu.search.time.rates import sectors_of_warp
 from tinygpu.term.access import INACTIVE, bank_wavefronts, sectors
 from tinygpu.term.layout import Layout, LayoutError, Swizzle
+from tinygpu.term.machine import Chosen
+from tinygpu.term.operation import matmul
+from tinygpu.term.program import Do, walk
 
 LANES = np.arange(32)
 WIDTHS = st.sampled_from((1, 2, 4, 8, 16))
@@ -197,3 +205,21 @@ def test_what_is_no_access() -> None:
         bank_wavefronts(4 * LANES[:16], 4)
     with pytest.raises(LayoutError, match="sector"):
         sectors(16 * LANES, 16, sector_bytes=8)
+
+
+@pytest.mark.parametrize("lanes", [None, (1, 4, 0)])
+def test_sectors_of_a_space_are_those_of_each_schedule(lanes: tuple[int, int, int] | None) -> None:
+    """Digits that take no part in one may take part in another: steps of 0, extents of 1."""
+    term = Simt().program(matmul(), Chosen(LADDER["tuned"]))
+    store = next(s for s, _ in walk(term) if isinstance(s, Do) and s.write.buffer.level == "gmem")
+    first, moved = np.array([[0], [4], [128]]), np.array([[1, 4, 32]])
+
+    def of(step: Any, extent: Any) -> Do:
+        access = replace(store.write, thread=((0, 4), (0, step), (16, 0)))
+        return replace(store, write=access, threads=(8, extent, 4), lanes=lanes)
+
+    values = {"ld_c": 4096}
+    found = np.broadcast_to(sectors_of_warp(of(first, moved), values, 32), (3, 3))
+    for (i, j), many in np.ndenumerate(found):
+        one = of(int(first[i, 0]), int(moved[0, j]))
+        assert many == sectors_of_warp(one, values, 32)

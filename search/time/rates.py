@@ -177,10 +177,13 @@ def sectors_of_warp(do: Do, values: Mapping[str, int], sector_bytes: int) -> Num
     strides = [values[s] if isinstance(s, str) else s for s in access.buffer.stride]
     width, total, left = access.buffer.type.bytes, np.float64(1.0), np.int64(32)
     for extent, steps in zip(do.threads, access.thread, strict=True):
-        if not any(steps) and (do.lanes or extent == 1):
-            continue  # those that take no part
-        lanes, left = np.minimum(extent, left), np.maximum(left // np.maximum(extent, 1), 1)
+        idle: Any = bool(do.lanes) | (extent == 1)  # those that take no part
+        for step in steps:
+            idle = idle & (step == 0)
+        lanes, fewer = np.minimum(extent, left), np.maximum(left // np.maximum(extent, 1), 1)
+        left = select(idle, left, fewer)
         step = sum((step * stride for step, stride in zip(steps, strides, strict=True)), 0) * width
         near = np.ceil(lanes * step / sector_bytes)
-        total = total * select(np.asanyarray(step) < sector_bytes, near, lanes)
+        touched = select(np.asanyarray(step) < sector_bytes, near, lanes)
+        total = total * select(idle, 1.0, touched)
     return total
