@@ -1,8 +1,8 @@
 """Many processes climb in a space, each in the parts that come to it.
 
 A space is built batch by batch, which for many batches takes longer than the climb in them.  A part
-has some of the structural choices, dealt at random: what a deadline leaves out is not all of one
-value.  A process draws from the choices of its parts, one part after another, so that what is found
+has some of the structural choices, dealt at random, those near the first values of all decisions
+first: what a deadline leaves out is not all of one value.  A process draws from the choices of its parts, one part after another, so that what is found
 does not depend on how many processes there are.
 
     this process: start one, send all parts  ->  ``python -m tinygpu.search.exact.part SOCKET``
@@ -67,7 +67,9 @@ class PartTask:
 def parts_of(space: Space) -> tuple[tuple[Structure, ...], ...]:
     """Return the structural choices of each part, always the same ones."""
     every = space.structures()
+    first = {name: space.values[name][0] for name in space.structural}
     dealt = [every[i] for i in np.random.default_rng(0).permutation(len(every))]
+    dealt.sort(key=lambda one: sum(value != first[name] for name, value in one.items()))
     return tuple(tuple(dealt[i::_PARTS]) for i in range(min(_PARTS, len(dealt))))
 
 
