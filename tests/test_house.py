@@ -101,12 +101,12 @@ WORDS = {"fma", "alu", "mufu", "cvt", "mov", "mbarrier"}
 WALK_LINES = {
     "meaning": 5575,
     "legality": 7708,
-    "time": 4847,
+    "time": 4850,
     "tinygpu.codegen.emit kernel rules": 4073,
 }
 """The most lines of a walk."""
 
-LINES = 63573
+LINES = 63579
 """The most lines of the three folders together; without the emulator they are to be 40,000."""
 
 
