@@ -113,7 +113,7 @@ def test_any_small_schedule_that_its_machine_allows_is_clean(data: st.DataObject
     d["stages"] = {"none": 1, "register": 2}.get(d["pipeline"]) or draw("stages", 2, 3, 4)
     d["issue"] = draw("issue") if d["pipeline"] != "none" else 0
     if smem_a:
-        d["a_layout"] = "mk" if d["pipeline"] == "cp.async" else draw("a_layout")
+        d["a_layout"] = "mk" if d["pipeline"].startswith("cp.async") else draw("a_layout")
         d["pad_a"] = draw("pad_a")
         if d["a_layout"] == "mk" and not d["pad_a"]:
             d["swizzle_a"] = draw("swizzle_a", 0, d["tile_k"] // 8)
