@@ -49,7 +49,8 @@ class Neighbourhood:
     def __init__(self, space: Space, until: Deadline = NEVER) -> None:
         """Build nothing yet; after ``until`` some changes are left out."""
         self.space, self.until = space, until
-        self._every = Scorers(space)
+        own = Space(space.machine, space.problem, space.device, fixed=space.fixed)
+        self._every = Scorers(own)  # another thread may build batches of the space
 
     def __call__(self, schedule: Schedule) -> list[Candidate]:
         """Return the best legal schedule of each single change that can be mended."""

@@ -169,7 +169,7 @@ class Builder:
         self.values = tuple(space.values[n] for n in space.axes)
         self.tables: dict[tuple[str, int], tuple[Table, Any]] = {}
         self.places: Places = {}
-        self.answers: dict[Any, Table] = {}
+        self.answers: dict[Any, tuple[Table, Any]] = {}
         self.equals: dict[tuple[str, tuple[int, ...], bytes], Table] = {}
         self.kinds: dict[int, tuple[bool, bool]] = {}
         self.verdicts: dict[Any, dict[tuple[int, ...], bool]] = {}
@@ -177,7 +177,6 @@ class Builder:
     def forget(self) -> None:
         """Drop what only the laws asked for: of a large space a third of a gigabyte."""
         self.memo.clear()
-        self.answers.clear()  # which are found by what the memo kept
 
     def single(self, structure: Mapping[str, Value]) -> Batch | None:
         """Judge one schedule of a machine without numeric decisions."""
@@ -265,7 +264,7 @@ class Builder:
         signature, numbers = numbers_of(program)
         asked = (signature, tuple(map(id, numbers)), frozenset(map(id, tables)))
         if asked in self.answers:
-            return self.answers[asked]
+            return self.answers[asked][0]
         axes = tuple(
             i
             for i in range(len(space.axes))
@@ -309,8 +308,9 @@ class Builder:
                     point = sums.sample((*tables, *pins), np.random.default_rng(0), 1)[0]
                     known[row] = self._judge(structure, point)
         holds = np.array([known.get(tuple(row.tolist()), False) for row in rows])
-        self.answers[asked] = self._kept(Table(law.name, axes, holds.reshape(lengths) | ~inside))
-        return self.answers[asked]
+        found = self._kept(Table(law.name, axes, holds.reshape(lengths) | ~inside))
+        self.answers[asked] = found, numbers  # whose identities are asked for
+        return found
 
     def _pin(self, axis: int, value: int) -> Table:
         """Return the table that allows one value of an axis."""
