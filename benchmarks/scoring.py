@@ -24,7 +24,7 @@ from tinygpu.cores import cores
 from tinygpu.devices.device import load_device
 from tinygpu.errors import TinyGpuError
 from tinygpu.machines.simt import LADDER, Simt
-from tinygpu.search.exact.scorer import Scorer, SharedScores
+from tinygpu.search.exact.scorer import Scorer, Scorers
 from tinygpu.space.space import Space
 from tinygpu.term.operation import Problem, matmul
 
@@ -95,7 +95,7 @@ def main(arguments: Sequence[str], words: IO[str]) -> None:
     scorers: list[Scorer] = []
     _say()
     words.readline()
-    shared = SharedScores(space)
+    shared = Scorers(space)
     scorers += [Scorer(batch, space, shared) for batch, _ in drawn]
     for last in (False, True):
         for scorer, (_, points) in zip(scorers, drawn, strict=True):

@@ -3,8 +3,7 @@
 A space is built batch by batch, which for many batches takes longer than the climb in them.  A part
 has some of the structural choices, dealt at random, those near the first values of all decisions
 first: what a deadline leaves out is not all of one value.  A process draws from the choices of its
-parts, one part after another, so that what is found does not
-depend on how many processes there are.
+parts, one part after another, so that what is found does not depend on how many there are.
 
     this process: start one, send all parts  ->  ``python -m tinygpu.search.exact.part SOCKET``
     take each part's result                  <-  PartResult, part after part, of its copies

@@ -32,7 +32,7 @@ from tinygpu.search.time.deferred import (
 from tinygpu.space.space import Batch, Space
 from tinygpu.term.machine import Value
 
-__all__ = ["Points", "Scorer", "Scorers", "SharedScores"]
+__all__ = ["Points", "Scorer", "Scorers"]
 
 Points = NDArray[np.int64]
 _DIGITS = 9
@@ -41,22 +41,18 @@ _CHUNK = 16384
 """Points at once: their intermediate results stay in a core's cache."""
 
 
-class SharedScores:
-    """What the batches of a space share: they have most tables in common."""
-
-    def __init__(self, space: Space) -> None:
-        """Start with nothing."""
-        self.tables = Tables(space.sums.lengths)
-        self.least = Kept()
-        self.allowed: dict[tuple[int, frozenset[int]], tuple[tuple[int, ...], Any]] = {}
-
-
 class Scorers:
-    """The scorers of a space, each made when its structural choice is asked for."""
+    """The scorers of a space, each made when its structural choice is asked for.
+
+    Its batches have most tables in common.
+    """
 
     def __init__(self, space: Space) -> None:
         """Make none yet."""
-        self.space, self.shared = space, SharedScores(space)
+        self.space = space
+        self.tables = Tables(space.sums.lengths)
+        self.least = Kept()
+        self.allowed: dict[tuple[int, frozenset[int]], tuple[tuple[int, ...], Any]] = {}
         self._made: dict[tuple[Any, ...], Scorer | None] = {}
 
     def of(self, structure: Mapping[str, Value]) -> Scorer | None:
@@ -64,23 +60,23 @@ class Scorers:
         key = tuple(structure[name] for name in self.space.structural)
         if key not in self._made:
             batch = self.space.batch(structure)
-            self._made[key] = Scorer(batch, self.space, self.shared) if batch else None
+            self._made[key] = Scorer(batch, self.space, self) if batch else None
         return self._made[key]
 
     def forget(self) -> None:
         """Drop what only the features asked for."""
-        self.shared.tables.forget()
+        self.tables.forget()
         self.space.forget()
 
 
 class Scorer:
     """The time of one batch's schedules, and where they are legal."""
 
-    def __init__(self, batch: Batch, space: Space, shared: SharedScores | None = None) -> None:
+    def __init__(self, batch: Batch, space: Space, shared: Scorers | None = None) -> None:
         """Predict the batch's term; scorers of one space work less if they share."""
         self.batch, self.space = batch, space
         self.lengths = tuple(len(v) for v in batch.values)
-        self.shared = shared or SharedScores(space)
+        self.shared = shared or Scorers(space)
         of = self.shared.tables.of
         with np.errstate(all="ignore"):
             sizes, device = space.problem.sizes, space.device
