@@ -241,7 +241,7 @@ def test_every_element_of_c_is_stored_once(drawn: tuple[dict[str, Any], Program]
     tile = [values["tile_m"] * values["cluster_m"], values["tile_n"] * values["cluster_n"]]
     rows, columns = tile[::-1] if values["swap"] else tile
     case = Case.of(program, {"m": rows, "n": columns, "k": 64}, H200)
-    assert list(case.grid.values()) == [1, 1]
+    assert list(case.context.grid.values()) == [1, 1]
     (place,) = [p for p in case.places if p.do.write.buffer.name == "c"]
     free = {n for origin in place.do.write.origin for n, c in origin.terms if c}
     ranges = {n: range(place.ranges[n].first, place.ranges[n].last + 1) for n in free}

@@ -187,17 +187,13 @@ class Context:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What laws judge: a term, the sizes it is for, the device it is to run on.
+    """What laws judge: a term, and in its ``context`` the sizes it is for and the device.
 
     ``statements`` are those of the term, each with its role and the blocks around it; ``syncs`` the
-    barriers with a number among them.  Laws of one statement read its ``context``.
+    barriers with a number among them.
     """
 
     program: Program
-    sizes: Mapping[str, int]
-    device: Device | None
-    parameters: Mapping[str, Any]
-    grid: Mapping[str, Any]
     places: tuple[Place, ...]
     statements: tuple[tuple[Role, Statement, tuple[Block, ...]], ...]
     syncs: tuple[tuple[Sync, Role], ...]
@@ -272,10 +268,6 @@ class Case:
                     )
         return Case(
             program,
-            sizes,
-            device,
-            parameters,
-            grid,
             tuple(places),
             tuple(statements),
             tuple(syncs),
@@ -291,11 +283,6 @@ class Case:
                 any(p.do.multicast for p in places if p.do.instruction.unit == "tensor"),
             ),
         )
-
-    @property
-    def chip(self) -> Device:
-        """The device; laws that depend on sizes alone are judged without one."""
-        return self.context.chip
 
 
 def _by_warps(do: Do) -> bool:

@@ -52,18 +52,18 @@ def smem_per_cta(case: Case) -> Iterator[Clause]:
     """Compare a CTA's shared memory with the most that it may have."""
     buffers = [b for b in case.program.buffers if b.level == "smem"]
     names = ", ".join(b.name for b in buffers)
-    need, most = case.program.smem_bytes, case.chip.smem_bytes_per_cta_max
+    need, most = case.program.smem_bytes, case.context.chip.smem_bytes_per_cta_max
     stages = buffers[0].stages if buffers else 1
     text = "{}, {} stages, need {} B; {} allows {} B per CTA"
-    yield Clause(need <= most, text, (names, stages, need, case.chip.name, most))
+    yield Clause(need <= most, text, (names, stages, need, case.context.chip.name, most))
 
 
 def smem_per_sm(case: Case) -> Iterator[Clause]:
     """Compare the shared memory of ``ctas_per_sm`` CTAs with an SM's."""
-    ctas, most = case.program.ctas_per_sm, case.chip.smem_bytes_per_sm
-    need = (case.program.smem_bytes + case.chip.smem_reserved_bytes_per_cta) * ctas
+    ctas, most = case.program.ctas_per_sm, case.context.chip.smem_bytes_per_sm
+    need = (case.program.smem_bytes + case.context.chip.smem_reserved_bytes_per_cta) * ctas
     text = "{} CTAs per SM need {} B of shared memory; {} has {} B per SM"
-    yield Clause(need <= most, text, (ctas, need, case.chip.name, most))
+    yield Clause(need <= most, text, (ctas, need, case.context.chip.name, most))
 
 
 def registers(case: Case) -> Iterator[Clause]:
@@ -74,7 +74,7 @@ def registers(case: Case) -> Iterator[Clause]:
     estimate, a matter of time and not of legality.  What is made of a tile's sums takes their
     place.
     """
-    program, device = case.program, case.chip
+    program, device = case.program, case.context.chip
     sums = _sums(case)
     for names, need in _held_at_once(case, sums):
         most = device.registers_per_thread_max
@@ -134,9 +134,9 @@ def held_registers(buffers: Iterable[Buffer]) -> Any:
 
 def threads(case: Case) -> Iterator[Clause]:
     """Check the CTA's size and that each statement's thread extents count it exactly."""
-    count, most = case.program.threads, case.chip.threads_per_cta_max
+    count, most = case.program.threads, case.context.chip.threads_per_cta_max
     text = "a CTA has {} threads; {} allows 1 to {}"
-    yield Clause((count >= 1) & (count <= most), text, (count, case.chip.name, most))
+    yield Clause((count >= 1) & (count <= most), text, (count, case.context.chip.name, most))
     for role in case.program.roles:
         text = "role {} has {} threads, which are no whole warps of 32"
         yield Clause(role.threads % 32 == 0, text, (role.name, role.threads))
@@ -149,7 +149,7 @@ def threads(case: Case) -> Iterator[Clause]:
 
 def residency(case: Case) -> Iterator[Clause]:
     """Compare ``ctas_per_sm`` CTAs with an SM's thread and CTA slots."""
-    ctas, device = case.program.ctas_per_sm, case.chip
+    ctas, device = case.program.ctas_per_sm, case.context.chip
     text = "{} CTAs per SM; {} holds {}"
     yield Clause(ctas <= device.ctas_per_sm, text, (ctas, device.name, device.ctas_per_sm))
     need = ctas * case.program.threads
@@ -197,7 +197,7 @@ def index_width(case: Case) -> Iterator[Clause]:
     """Check that offsets made in 32 bits fit."""
     narrow = case.program.addressing == "i32"
     for operand in case.program.operation.operands:
-        count = product(case.sizes[a] for a in operand.axes)
+        count = product(case.context.sizes[a] for a in operand.axes)
         text = "{} has {} elements, and i32 addressing reaches {}"
         values = (operand.name, count, _INT32_LIMIT)
         if count >= _INT32_LIMIT:
@@ -233,7 +233,7 @@ def integers(case: Case) -> Iterator[Clause]:
     """Check that what a kernel takes as an integer, and steps by, is one of its 32 bits."""
     names = dict.fromkeys((*case.program.operation.axes, *dict(case.program.parameters)))
     for name in names:
-        number = case.parameters[name]
+        number = case.context.parameters[name]
         text = "{} is {}; a kernel takes integers up to {}"
         yield Clause(number <= LARGEST_SIZE, text, (name, number, LARGEST_SIZE))
     for buffer in case.program.buffers:
@@ -246,17 +246,17 @@ def integers(case: Case) -> Iterator[Clause]:
 
 def device_memory(case: Case) -> Iterator[Clause]:
     """Compare the bytes of all arrays with the device's memory."""
-    if case.device is None:
+    if case.context.device is None:
         return
     operation = case.program.operation
     need = sum(
-        DTYPES[o.dtype].bytes * product(case.sizes[axis] for axis in o.axes)
+        DTYPES[o.dtype].bytes * product(case.context.sizes[axis] for axis in o.axes)
         for o in operation.operands
     )
     names = ", ".join(o.name for o in operation.operands)
     text = "{} need {} B together; {} has {} B"
-    values = (names, need, case.device.name, case.device.dram_bytes)
-    yield Clause(need <= case.device.dram_bytes, text, values)
+    values = (names, need, case.context.device.name, case.context.device.dram_bytes)
+    yield Clause(need <= case.context.device.dram_bytes, text, values)
 
 
 def early(case: Case) -> Iterator[Clause]:
@@ -270,4 +270,4 @@ def covered_sizes(case: Case) -> Iterator[Clause]:
     """Check the sizes that a term covers by statements, not by a loop or the grid."""
     for axis, most in case.program.at_most:
         text = "{} is {}; the term covers at most {}"
-        yield Clause(case.sizes[axis] <= most, text, (axis, case.sizes[axis], most))
+        yield Clause(case.context.sizes[axis] <= most, text, (axis, case.context.sizes[axis], most))

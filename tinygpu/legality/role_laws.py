@@ -48,18 +48,18 @@ _WORKING = 24  # an estimate: addresses, descriptors, counters of a lean loop
 
 def architecture(case: Case) -> Iterator[Clause]:
     """Compare the instructions with the device's architecture."""
-    arch = case.chip.arch
+    arch = case.context.chip.arch
     for instruction in dict.fromkeys(place.do.instruction for place in case.places):
         text, least = "{} needs {}; {} is {}", instruction.arch
         yield Clause(
-            instruction.runs_on(arch), text, (instruction.name, least, case.chip.name, arch)
+            instruction.runs_on(arch), text, (instruction.name, least, case.context.chip.name, arch)
         )
 
 
 def grid(case: Case) -> Iterator[Clause]:
     """Compare the CTAs of a launch with the largest grid."""
     cluster = product(extent for _, extent in case.program.cluster)
-    tiles: Any = product(case.grid.values())
+    tiles: Any = product(case.context.grid.values())
     text = "{} tiles of {} CTAs; a grid has at most {} CTAs"
     yield Clause(tiles * cluster <= _CTAS, text, (tiles, cluster, _CTAS))
 
@@ -70,7 +70,7 @@ def cluster_size(case: Case) -> Iterator[Clause]:
         ctas = product(extent for _, extent in case.program.cluster)
         text = "a cluster of {} has {} CTAs; 1 to {} are allowed"
         names = " x ".join(str(extent) for _, extent in case.program.cluster)
-        most = _LARGE_CLUSTER if case.chip.clusters_of_16 else _CLUSTER
+        most = _LARGE_CLUSTER if case.context.chip.clusters_of_16 else _CLUSTER
         yield Clause((ctas >= 1) & (ctas <= most), text, (names, ctas, most))
 
 
@@ -217,7 +217,7 @@ def setmaxnreg(case: Case) -> Iterator[Clause]:
 
 def entry_registers(case: Case) -> Any:
     """Return the registers that each thread of a CTA enters with."""
-    device, program = case.chip, case.program
+    device, program = case.context.chip, case.program
     unit = device.register_allocation_unit
     share = device.registers_per_sm // (program.threads * program.ctas_per_sm) // unit * unit
     most = device.registers_per_thread_max

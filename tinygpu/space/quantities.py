@@ -49,9 +49,9 @@ QUANTITIES: Mapping[str, Quantity] = {
     "cluster_ctas": Quantity("CTAs of a cluster", _cluster),
     "ctas": Quantity(
         "CTAs of the grid, which persistent ones share",
-        lambda case: product(case.grid.values()) * _cluster(case),
+        lambda case: product(case.context.grid.values()) * _cluster(case),
     ),
-    "sms": Quantity("SMs of the device", lambda case: case.chip.sms),
+    "sms": Quantity("SMs of the device", lambda case: case.context.chip.sms),
 }
 
 
