@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -272,7 +273,8 @@ def test_what_the_command_line_finds_stands_beside_peers(
         (Path(words[-1]) / "search.json").write_text(text, encoding="utf-8")
         return subprocess.CompletedProcess(words, 0, "", "")
 
-    monkeypatch.setattr(subprocess, "run", run)
+    # its own name alone: provenance asks git by the module's ``run``
+    monkeypatch.setattr(attention, "subprocess", SimpleNamespace(run=run))
     operation = attention.problem_of(one).operation
     found = attention.searched(one, 10)
     assert list(found) == ["found", "model's first"]
