@@ -126,7 +126,7 @@ class AmpereAttention(FlashAttention):
         first = k.registers("queries", dtype, "far", *parts, "half", "half_k", "word")
         second = k.registers("keys", dtype, "deep", "half_k", "word")
         third = k.registers("values", dtype, "near", "deep", "pair")
-        rows = RowStatistics(k, scores, acc, by="slice")
+        rows = RowStatistics(k, scores, acc, f"{_WHOLE}, {_ROWS}", by="slice")
         for tile in self.tiles(k):
             rows.begin()
             ring_q.copy(tile)

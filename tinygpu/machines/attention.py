@@ -36,25 +36,24 @@ _LOG2_E = math.log2(math.e)
 _LEAST = -(2.0**100)
 """Below any score, and finite when it is scaled: a row without a visible key has weights 0."""
 _QUERIES = "m = (bm rank tm)"
-_WHOLE = f"l = bl, h = bh, g = bg, {_QUERIES}, d = td, n = (kt tn), e = te"
 _ROWS, _KEYS = "tm = (w warp half octet)", "tn = (group quad pair)"
 _SLAB, _SLAB_KEYS = 64, "tn = (span group quad pair)"  # 128 B of 16-bit weights
 _OWN_ROWS, _OF_QUERIES = "high = (warp half octet)", "td = (deep quad word)"
-_OUT = "te = (chunk wide quad both)"
+_SLICES = "te = (chunk peer wide quad both)"
 
 
 class FlashAttention(Machine):
     """What machines of attention have in common: the operation, trips of a tile, the mask.
 
-    A tile has ``span`` queries, ``rows`` for each CTA; a block has ``tile_n`` keys.  ``tile_by``
-    says where a CTA's queries lie, ``rows_by`` and ``keys_by`` in which digits threads hold them.
+    A tile has ``span`` queries, ``rows`` for each CTA; a step takes ``stride`` keys, a block of
+    ``tile_n`` for each CTA.  ``heads_by``, ``tile_by`` and ``blocks_by`` say where a CTA's heads,
+    queries and keys lie, ``rows_by`` and ``keys_by`` in which digits threads hold them.
     """
 
     numeric = True
     operations = ("attention",)
     dtypes = ("bf16", "f16")
     rows_by: ClassVar[str]
-    tile_by: ClassVar[str] = "m = (bm tm)"
     copied: ClassVar[str]
     """What has to be a multiple of 16 B."""
     windowed: ClassVar[bool] = False
@@ -65,6 +64,26 @@ class FlashAttention(Machine):
     def keys_by(self) -> str:
         """In which digits threads hold keys."""
         raise NotImplementedError
+
+    @property
+    def tile_by(self) -> str:
+        """Where a CTA's queries lie."""
+        return "m = (bm tm)"
+
+    @property
+    def heads_by(self) -> str:
+        """Which heads a CTA has."""
+        return "l = bl, h = bh, g = bg"
+
+    @property
+    def blocks_by(self) -> str:
+        """Where a CTA's blocks of keys lie."""
+        return "n = (kt tn)"
+
+    @property
+    def stride(self) -> Any:
+        """Keys of a step: of all CTAs that share a tile's keys."""
+        return self.tile_n
 
     @property
     def rows(self) -> Any:
@@ -113,11 +132,11 @@ class FlashAttention(Machine):
         rows, ahead = Constant(self.span), value("n") - value("m")
         end = (value("bm") + Constant(1)) * rows + ahead
         seen = apply("min", value("n"), end + right if right else end)
-        blocks = apply("max", seen, 0).ceildiv(self.tile_n)
+        blocks = apply("max", seen, 0).ceildiv(self.stride)
         if left is None:
             return k.tiles(trips=blocks)
         first = apply("max", value("bm") * rows + ahead - left, 0)
-        begin = (first + 1).ceildiv(self.tile_n) - 1
+        begin = (first + 1).ceildiv(self.stride) - 1
         return k.tiles(begin=begin, trips=apply("max", blocks - value("begin"), 0))
 
     def steps(self, k: Kernel, tile: Tile, first: Number | None = None) -> Iterator[LoopIndex]:
@@ -129,10 +148,10 @@ class FlashAttention(Machine):
 
     def mask(self, k: Kernel, scores: Held, step: LoopIndex) -> None:
         """Set scores to minus infinity that a query does not see, in blocks that may have such."""
-        key = k.at(f"n = (kt tn), {self.keys_by}", step.last - step)
+        key = k.at(f"{self.blocks_by}, {self.keys_by}", step.last - step)
         last = k.at(f"{self.tile_by}, {self.rows_by}") + (k.size("n") - k.size("m"))
         left, right = window_of(k.op)
-        cut = -(-(self.span - 1) // self.tile_n) + 1
+        cut = -(-(self.span - 1) // self.stride) + 1
         with k.when(step < (1 if right is None else cut)):
             if right is not None:
                 k.fill(scores, -math.inf, where=key > last + right)
@@ -150,11 +169,12 @@ class Attention(FlashAttention):
     levels = (GMEM, L2, SMEM, REGISTERS)
     instructions = instructions(
         "cp.async.bulk.tensor", "cp.async.bulk.tensor.global", "mbarrier", "wgmma", "cvt",
-        "ldmatrix", "stmatrix", "fence.proxy.async", "bar.sync", "barrier.cluster", "shfl.sync",
+        "ldmatrix", "stmatrix", "st.shared", "ld.shared", "fence.proxy.async", "bar.sync",
+        "barrier.cluster", "shfl.sync",
         "st.global", "fma", "alu", "mufu", "mov",
     )  # fmt: skip
     several, windowed = True, True
-    rows_by, tile_by = _ROWS, _QUERIES
+    rows_by = _ROWS
     copied = "TMA's lines"
     spread = ("consumers", "tile_n", "skew")
 
@@ -208,11 +228,57 @@ class Attention(FlashAttention):
     raster = Choice(1, 2, 4, 8, 16, 32, meaning="neighbours visited together")
     early = Choice(0, 1, meaning="start while the kernel before ends (1)")
     cluster_m = Choice(1, 2, before=1, meaning="CTAs of a cluster: they share keys and values")
+    cluster_n = Choice(
+        1,
+        2,
+        4,
+        8,
+        structural=True,
+        before=1,
+        meaning="CTAs of a cluster that have a part of a tile's keys each, and store a part of it",
+    )
+    block = Choice(
+        "queries",
+        "heads",
+        structural=True,
+        before="queries",
+        meaning="rows of a block: queries of a head, or the heads of a query that share keys",
+    )
 
     @property
     def keys_by(self) -> str:
         """In which digits threads hold keys; of weights in shared memory 64 at a time."""
         return _KEYS if self.weights == "registers" else _SLAB_KEYS
+
+    @property
+    def tile_by(self) -> str:
+        """Where a CTA's queries lie; one, if its rows are heads."""
+        return _QUERIES if self.block == "queries" else "m = bm"
+
+    @property
+    def heads_by(self) -> str:
+        """Which heads a CTA has: one, or a row each of those that share keys."""
+        return f"l = bl, h = bh, g = {'bg' if self.block == 'queries' else '(bg rank tm)'}"
+
+    @property
+    def blocks_by(self) -> str:
+        """Where a CTA's blocks of keys lie: each of a cluster takes one after the other's."""
+        return "n = (kt tn)" if self.cluster_n == 1 else "n = (kt rank_n tn)"
+
+    @property
+    def stride(self) -> Any:
+        """Keys of a step: of all CTAs that share a tile's keys."""
+        return self.cluster_n * self.tile_n
+
+    @property
+    def whole(self) -> str:
+        """Where tiles of the inputs lie."""
+        return f"{self.heads_by}, {self.tile_by}, d = td, {self.blocks_by}, e = te"
+
+    @property
+    def out_by(self) -> str:
+        """In which digits a thread holds columns of o; ``peer``: of which CTA's slice."""
+        return "te = (chunk wide quad both)" if self.cluster_n == 1 else _SLICES
 
     def requires(self, operation: Operation, choose: Any) -> tuple[Requirement, ...]:
         """Return what this machine's decisions have to agree on."""
@@ -255,6 +321,17 @@ class Attention(FlashAttention):
                 "choose stages_q 1, or persistent 1; choose rescale after, or skew 1",
             ),
             Requirement(
+                "shared_keys",
+                d.cluster_n == 1
+                or (
+                    (d.persistent == 0)
+                    & (d.cluster_m == 1)
+                    & (d.epilogue == "direct" and d.turns == "none")
+                ),
+                "CTAs that share the keys of a tile have one, and store from registers",
+                "choose persistent 0, cluster_m 1, epilogue direct and turns none, or cluster_n 1",
+            ),
+            Requirement(
                 "back_and_forth",
                 d.order != "snake"
                 or (operation.mask is not None and (d.persistent == 1) & (d.raster == 1)),
@@ -271,8 +348,8 @@ class Attention(FlashAttention):
 
     @property
     def span(self) -> Any:
-        """Queries of a tile: of all CTAs of a cluster."""
-        return self.rows * self.cluster_m
+        """Queries of a tile: of all CTAs of a cluster; 1 where the rows are heads."""
+        return self.rows * self.cluster_m if self.block == "queries" else 1
 
     def forward(self, k: Kernel) -> None:
         """Let a producer fill the rings; let consumers multiply twice a block, and store."""
@@ -284,10 +361,13 @@ class Attention(FlashAttention):
         if self.order != "straight":
             k.walk_down("bm")
         k.cluster(rank=self.cluster_m)
+        if self.cluster_n > 1:
+            k.cluster(rank_n=self.cluster_n)
         k.tile(tm=self.rows, tn=self.tile_n, td=self.depth, te=self.depth)
         several = self.consumers * self.cluster_m
+        receivers = "cluster" if self.cluster_n == 1 else "rank"
         rings = [
-            BlockRing(k, name, lines, wide, stages, releases)
+            BlockRing(k, name, lines, wide, stages, releases, receivers)
             for name, lines, wide, stages, releases in (
                 ("q", "tm", "td", self.stages_q, self.consumers),
                 ("k", "tn", "td", self.stages_k, several),
@@ -300,15 +380,16 @@ class Attention(FlashAttention):
         with k.role("producer", warps=4, registers=select(few, 32, 24)):
             with k.elect():
                 for tile in self.tiles(k):
-                    ring_q.fill(tile, q[_WHOLE])
+                    ring_q.fill(tile, q[self.whole])
                     for step in self.steps(k, tile):
                         back = step.last - step
-                        ring_k.fill(step, keys[back][_WHOLE])
-                        ring_v.fill(step, values[back][_WHOLE])
+                        ring_k.fill(step, keys[back][self.whole])
+                        ring_v.fill(step, values[back][self.whole])
             k.sync("cluster")
         with k.role("consumer", warpgroups=1, registers=select(few, 160, 240), w=copies):
             self.consume(k, *rings)
-            k.sync("cluster")
+            if self.cluster_n == 1:  # else that of the parts was the last
+                k.sync("cluster")
 
     def consume(self, k: Kernel, ring_q: BlockRing, ring_k: BlockRing, ring_v: BlockRing) -> None:
         """Multiply with keys, exponentiate, multiply with values; divide by the sum, and store."""
@@ -321,14 +402,17 @@ class Attention(FlashAttention):
         if held:
             k.values(deep=self.depth // 8)
             k.split("deep", "far", near=_SLAB // 8)
-        k.values(chunk=self.depth // wide, wide=wide // 8)
+        slices = {} if self.cluster_n == 1 else {"peer": self.cluster_n}
+        k.values(chunk=self.depth // wide, **slices, wide=wide // 8 // self.cluster_n)
         k.values(half=2, pair=2, both=2, word=2)
         scores = k.registers("scores", "f32", *spans, "group", "half", "pair")
-        weights = RoundedWeights(k, self.weights)
+        weights = RoundedWeights(k, self.weights, self.out_by)
         queries = k.registers("queries", dtype, "deep", "half", "word") if held else None
-        acc = k.registers("acc", "f32", "chunk", "wide", "half", "both")
+        acc = k.registers("acc", "f32", "chunk", *slices, "wide", "half", "both")
         store = RowStore(self, k)
-        rows = RowStatistics(k, scores, acc, by="".join(spans))
+        at = f"{self.heads_by}, {self.tile_by}, {_ROWS}"
+        shares = KeyShares(k, self.cluster_n) if slices else None
+        rows = RowStatistics(k, scores, acc, at, by="".join(spans), shares=shares)
         turns = None if self.turns == "none" else ProductTurns(k, self.turns)
         if turns:
             turns.begin()
@@ -393,21 +477,21 @@ class Attention(FlashAttention):
                     k.wait_group("wgmma", 0)
                     ring_v.release(step.last)
             rows.end()
-            store.rows(acc)
+            store.rows(rows.acc)
         store.end()
 
 
 class BlockRing:
     """A ring of tiles in shared memory and its barriers.
 
-    Tiles of keys, lines ``tn``, are shared: each CTA of the cluster loads a part for all of them.
+    Tiles of keys, lines ``tn``, are shared: each of the CTAs ``to`` loads a part for all of them.
     """
 
     def __init__(
-        self, k: Kernel, name: str, lines: str, wide: str, stages: int, releases: int
+        self, k: Kernel, name: str, lines: str, wide: str, stages: int, releases: int, to: str
     ) -> None:
         self.k, self.stages = k, stages
-        self.share, self.to = ("tn by rank", "cluster") if lines == "tn" else ("", "cta")
+        self.share, self.to = ("tn by rank", to) if lines == "tn" else ("", "cta")
         dtype = k.inputs[0].dtype
         self.tile = k.smem(f"smem_{name}", dtype, lines, wide, stages=stages, swizzle=128)
         self.full = k.mbarriers(f"{name}_full", stages, arrivals=1)
@@ -462,8 +546,8 @@ class ProductTurns:
 class RoundedWeights:
     """A block's rounded weights, in registers or in shared memory: 64 keys of them at a time."""
 
-    def __init__(self, k: Kernel, where: str) -> None:
-        self.k, self.dtype = k, k.output.dtype
+    def __init__(self, k: Kernel, where: str, out_by: str) -> None:
+        self.k, self.dtype, self.out_by = k, k.output.dtype, out_by
         if where == "registers":
             self.held = k.registers("weights", self.dtype, "group", "half", "pair")
         else:
@@ -485,19 +569,24 @@ class RoundedWeights:
         """Add a step's weights times its block of values."""
         values = ring.tile[step]
         if self.where == "registers":
-            self.k.wgmma(acc, self.held, values[f"{_KEYS}, {_OUT}"], fresh=False)
+            self.k.wgmma(acc, self.held, values[f"{_KEYS}, {self.out_by}"], fresh=False)
         else:
-            self.k.wgmma(acc, self.tile[step][_OWN_ROWS], values[_OUT], fresh=False)
+            self.k.wgmma(acc, self.tile[step][_OWN_ROWS], values[self.out_by], fresh=False)
 
 
 class RowStatistics:
     """The statistics of a consumer's rows: the maximum so far, and the sum of weights below it.
 
-    Weights are made ``by`` one value of a digit after another, so that few registers lie between.
+    Rows lie ``at`` a pattern.  Weights are made ``by`` one value of a digit after another, so that
+    few registers lie between.  With ``shares`` CTAs of a cluster have a part of the keys each.
     """
 
-    def __init__(self, k: Kernel, scores: Held, acc: Held, *, by: str = "") -> None:
+    def __init__(
+        self, k: Kernel, scores: Held, acc: Held, at: str, *, by: str = "",
+        shares: KeyShares | None = None,
+    ) -> None:  # fmt: skip
         self.k, self.scores, self.acc, self.by = k, scores, acc, by
+        self.at, self.shares = at, shares
         rows = [digit for digit in acc.digits if digit in scores.digits]
         self.top, self.new, self.total = (
             k.registers(name, "f32", *rows) for name in ("top", "new", "total")
@@ -544,6 +633,8 @@ class RowStatistics:
         """Divide the sums by the weights' sum; rows that saw no key are 0."""
         k = self.k
         k.butterfly("add", self.total, over="quad")
+        if self.shares:
+            self.shares.add_up(self)
         if k.op.further:
             self.store_logarithm()
         k.set(self.total, apply("rcp0", value("x")), {"x": self.total})
@@ -555,24 +646,67 @@ class RowStatistics:
         power = value("top") * value("factor") + apply("lg2", value("total"))
         known = {"top": self.top, "factor": self.factor, "total": self.total}
         k.set(self.new, power * math.log(2), known)
-        with k.only(quad=0):
-            k.store(lse[f"l = bl, h = bh, g = bg, {_QUERIES}, {_ROWS}"], self.new)
+        with k.only(rank_n=0) if self.shares else nullcontext(), k.only(quad=0):
+            k.store(lse[self.at], self.new)
+
+
+class KeyShares:
+    """The parts of keys that CTAs of a cluster have: each adds up its slice of the sums of all.
+
+    A part's sums and weights are below its own maximum; they shrink to that of all parts.
+    """
+
+    def __init__(self, k: Kernel, ctas: int) -> None:
+        self.k = k
+        k.values(part=ctas)
+
+    def add_up(self, rows: RowStatistics) -> None:
+        """Set a row's statistics to those over all keys, and its sums to this CTA's slice."""
+        k, x, by = self.k, value("x"), value("by")
+        row, column = rows.acc.digits[-2:]
+        sent_top, sent_total = (
+            k.send(held, over="rank_n", vector=row) for held in (rows.top, rows.total)
+        )
+        sent = k.send(rows.acc, over="rank_n", slices="peer", vector=f"{row} {column}")
+        tops, totals, shrink = (
+            k.registers(name, "f32", "part", row) for name in ("tops", "totals", "shrinks")
+        )
+        piece = k.registers("piece", "f32", row, column)
+        sums = k.registers("sums", "f32", *(d for d in rows.acc.digits if d != "peer"))
+        k.sync("cluster")
+        for part in k.each("part"):
+            sent_top.take(part, tops)
+            sent_total.take(part, totals)
+        k.fill(rows.top, _LEAST)
+        k.reduce("max", rows.top, tops)
+        k.set(rows.shift, -(x * value("factor")), {"x": rows.top, "factor": rows.factor})
+        k.set(shrink, rows.power, {"x": tops, "factor": rows.factor, "shift": rows.shift})
+        k.fill(rows.total, 0.0)
+        k.reduce("add", rows.total, x * by, {"x": totals, "by": shrink})
+        k.fill(sums, 0.0)
+        for _ in sent.pieces():
+            for part in k.each("part"):
+                sent.take(part, piece)
+                k.reduce("add", sums, x * by, {"x": piece, "by": shrink})
+        rows.acc = sums
 
 
 class RowStore:
     """How a consumer stores its rows: from registers, or by chunks through shared memory."""
 
     def __init__(self, machine: Attention, k: Kernel) -> None:
-        self.k, self.tma = k, machine.epilogue == "tma"
+        self.k, self.tma, self.machine = k, machine.epilogue == "tma", machine
         if self.tma:
             self.out = k.smem("smem_o", k.output.dtype, "high", "col", stages=2, swizzle="line")
 
     def rows(self, acc: Held) -> None:
         """Round and store."""
         k, o = self.k, self.k.output
-        at = f"l = bl, h = bh, g = bg, {_QUERIES}, e = te"
+        machine = self.machine
+        at = f"{machine.heads_by}, {machine.tile_by}, e = te"
         if not self.tma:
-            k.store(o[f"{at}, {_ROWS}, {_OUT}"], acc)
+            columns = machine.out_by.replace("peer", "rank_n")
+            k.store(o[f"{at}, {_ROWS}, {columns}"], acc)
             return
         for chunk in k.each("chunk"):
             with k.elect():  # until the chunk's place is free
@@ -598,6 +732,7 @@ _FA2: Mapping[str, Value] = {
     "skew": 0, "rescale": "after", "settle": "late", "turns": "none", "queries": "shared",
     "weights": "registers", "epilogue": "direct", "persistent": 1,
     "order": "straight", "together": "kv heads", "raster": 1, "early": 0, "cluster_m": 1,
+    "cluster_n": 1, "block": "queries",
 }  # fmt: skip
 _SKEWED = {**_FA2, "skew": 1}
 _FA3 = {**_SKEWED, "turns": "named"}
@@ -618,6 +753,10 @@ _COMPILED = {**_FA3, "settle": "early"}
 _EARLY = {**_LONGEST, "rescale": "before", "settle": "early"}
 _EARLY_HELD = {**_EARLY, "queries": "registers"}
 _EARLY_PAIR = {**_EARLY, "cluster_m": 2}
+_DECODE = {
+    **_SKEWED, "consumers": 1, "stages_k": 3, "stages_v": 2, "persistent": 0, "cluster_n": 2,
+    "block": "heads", "settle": "early",
+}  # fmt: skip
 _MEMORY = {**_SKEWED, "depth": 64, "consumers": 3, "tile_n": 192, "weights": "shared"}
 
 STARTS: Mapping[str, Mapping[str, Value]] = {
@@ -642,5 +781,6 @@ STARTS: Mapping[str, Mapping[str, Value]] = {
     "early, queries in registers": _EARLY_HELD,
     "early, pair multicast": _EARLY_PAIR,
     "weights through memory": _MEMORY,
+    "decode": _DECODE,
 }
 """Named points: FlashAttention-2's order, FlashAttention-3's, and steps beyond."""

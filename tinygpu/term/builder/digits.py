@@ -476,7 +476,8 @@ class Digits:
         if len(parts) > (self.by(digit) == "a loop") or not all(map(self._fixed, parts)):
             text = f"digit {digit}: covers axis {axis}, so it has to be the slowest there"
             raise error(text, digit)
-        sharing = [d for d in within if self._fixed(d) and self.by(digit) == "a loop"]
+        strides = self.by(digit) == "a loop"
+        sharing = [d for d in within if strides and self._fixed(d) and self.by(d) == "the grid"]
         unit = math.prod(self.extents(d for d in within if d not in sharing))
         self._cover(digit, axis, unit, math.prod(self.extents((*parts, *sharing))))
         found[digit] = self._parameter(digit, Constant(step)) if sharing else step

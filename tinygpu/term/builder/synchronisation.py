@@ -6,7 +6,7 @@ A barrier is a ring of stages: use n has stage n mod s.  A ring's uses go on fro
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tinygpu.isa.instructions import INSTRUCTIONS
@@ -17,9 +17,7 @@ from tinygpu.term.operation import Operation
 from tinygpu.term.program import Access, Affine, Buffer, var
 from tinygpu.term.statement import Scope
 
-__all__ = ["BarrierRing", "BarrierUse", "Synchronisation"]
-
-_PAIR = 2
+__all__ = ["BarrierRing", "BarrierUse", "Parts", "Synchronisation"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,53 +109,99 @@ class Synchronisation(Arithmetic):
         """Wait until all but the newest ``pending`` groups are done."""
         self._append(term.WaitGroup(pending, group, read))
 
+    def send(self, held: Held, *, over: str, vector: str, slices: str = "") -> Parts:
+        """Send registers to CTAs of a cluster; each takes what all sent after ``k.sync("cluster")``.
+
+        CTA p of those that ``over`` counts gets the values at p of the digit ``slices``; all get
+        all of them if there is no such digit.  They go through its shared memory in the order in
+        which threads hold them: the digits ``vector`` of a thread, 16 B at most, then those of the
+        next thread, so that no two lanes of a warp meet a bank twice.  Pieces go to one CTA after
+        the other, so that no CTA has to take what all send at once.
+        """
+        self._warpgroup("send")
+        self._digits.require_by("send", over, "the cluster")
+        ctas = int(self._digits.extent(over))
+        if slices and (slices not in held.digits or self._digits.extent(slices) != ctas):
+            text = f"send: {held.name} has no slice for each of the {ctas} CTAs of {over}"
+            raise error(text, slices)
+        modes = tuple(vector.split())[::-1]
+        kept = [d for d in held.digits if d != slices]
+        if kept[::-1][: len(modes)] != [*modes]:
+            text = f"send: {held.name} has {' '.join(kept)}, which do not end in {vector}"
+            raise error(text, vector)
+        slow = tuple(kept[::-1][len(modes) :])
+        digits = (*modes, *self._digits.threads, *slow)
+        shape = self._digits.extents(digits)
+        strides = tuple(math.prod(shape[:i]) for i in range(len(digits)))
+        place = Buffer(self._free("parts"), "smem", held.buffer.dtype, shape, strides, ctas,
+                       math.prod(shape), copies=self._copies, home=over)  # fmt: skip
+        self._lay_out(place, last=False)
+        parts = Parts(self, place, modes, slow, ctas)
+        for _ in parts.pieces():
+            for peer in range(ctas):
+                at = {slices: Affine(peer)} if slices else {}
+                own = self._own(held, modes, len(self._digits.threads), at)
+                parts.move("st.shared", parts.place(var(over), peer), own)
+        return parts
+
     def cluster_sum(self, sums: Held, *, over: str, slices: str) -> Held:
         """Add up a tile's sums over CTAs of a cluster, and return the slice that is this CTA's.
 
-        Each slice, one value of the digit ``slices``, goes through shared memory of the CTA with
-        its number, in the order in which threads hold it: 16 B of a thread, then those of the next,
-        so that no two lanes of a warp meet a bank twice.  Pieces of 16 B go to one CTA after the
-        other, so that no CTA has to take what all send at once.  Parts are added by rank.
+        Each slice is one value of the digit ``slices``.  Parts are added by rank.
         """
-        self._warpgroup("cluster_sum")
-        self._digits.require_by("cluster_sum", over, "the cluster")
-        threads, turn, ctas = self._digits.threads, self._turn(), int(self._digits.extent(over))
-        if slices not in sums.digits or self._digits.extent(slices) != ctas:
-            text = f"cluster_sum: {sums.name} has no slice for each of the {ctas} CTAs of {over}"
-            raise error(text, slices)
-        kept = tuple(d for d in sums.digits if d != slices)
-        pair, half, *slow = kept[::-1]
-        digits = (pair, half, *threads, *slow)
-        shape, strides = self._digits.extents(digits), [math.prod(self._digits.extents(digits[:i]))
-                                                 for i in range(len(digits))]  # fmt: skip
-        parts = Buffer(self._free("parts"), "smem", "f32", shape, tuple(strides), ctas,
-                       math.prod(shape), copies=self._copies, home=over)  # fmt: skip
-        self._lay_out(parts, last=False)
+        half, pair = [d for d in sums.digits if d != slices][-2:]
+        parts = self.send(sums, over=over, slices=slices, vector=f"{half} {pair}")
         part = self.registers("part", "f32", half, pair)
-        modes = (pair, half)
-
-        def there(number: Affine, peer: int = 0) -> Access:
-            value, thread = (tuple(tuple(int(d == e) for e in digits) for d in each)
-                             for each in (modes, threads))  # fmt: skip
-            origin = tuple(var(d) if d in self._digits.gone_through else Affine() for d in digits)
-            return Access(parts, value, thread, origin, turn * ctas + number, peer=peer)
-
-        def move(by: str, to: Access, of: Access) -> None:
-            self._do(INSTRUCTIONS[by], to, of, modes, None, vector=_PAIR * _PAIR)
-
-        def every(left: Sequence[str]) -> Iterator[object]:
-            for _ in self.each(left[-1]) if left else (None,):
-                yield from every(left[:-1]) if left else (None,)
-
-        for _ in every(slow):
-            for peer in range(ctas):
-                own = self._own(sums, modes, len(threads), {slices: Affine(peer)})
-                move("st.shared", there(var(over), peer), own)
         self.sync("cluster")
-        added = self.zeros("added", "f32", *kept)
-        for _ in every(slow):
-            with self._nested() as body:
-                move("ld.shared", self._own(part, modes, len(threads), {}), there(var("r")))
+        added = self.zeros("added", "f32", *(d for d in sums.digits if d != slices))
+        for _ in parts.pieces():
+            for rank in self.unrolled("r", parts.ctas):
+                parts.take(rank, part)
                 self.add(added, part)
-            self._append(term.For("r", ctas, tuple(body), unrolled=True))
         return added
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Parts:
+    """What CTAs of a cluster have sent to this one: a stage of shared memory for each of them.
+
+    A piece of it is one value of each digit of ``slow``; ``modes`` are the digits of a vector.
+    """
+
+    k: Synchronisation
+    buffer: Buffer
+    modes: tuple[str, ...]
+    slow: tuple[str, ...]
+    ctas: int
+
+    def pieces(self) -> Iterator[None]:
+        """Go through the digits of the registers but for a vector's."""
+        return self._every(self.slow)
+
+    def take(self, rank: LoopIndex, into: Held) -> None:
+        """Read a piece that CTA ``rank`` sent."""
+        own = self.k._own(into, self.modes, len(self.k._digits.threads), {})
+        self.move("ld.shared", own, self.place(rank.affine))
+
+    def place(self, number: Affine, peer: int = 0) -> Access:
+        """Return where the piece of CTA ``number`` lies in the shared memory of CTA ``peer``."""
+        threads = self.k._digits.threads
+        digits = (*self.modes, *threads, *self.slow)
+        value, thread = (tuple(tuple(int(d == e) for e in digits) for d in each)
+                         for each in (self.modes, threads))  # fmt: skip
+        gone = self.k._digits.gone_through
+        origin = tuple(var(d) if d in gone else Affine() for d in digits)
+        index = self.k._turn() * self.ctas + number
+        return Access(self.buffer, value, thread, origin, index, peer=peer)
+
+    def move(self, by: str, to: Access, of: Access) -> None:
+        """Move a vector between registers and shared memory."""
+        wide = math.prod(self.k._digits.extents(self.modes))
+        self.k._do(INSTRUCTIONS[by], to, of, self.modes, None, vector=wide)
+
+    def _every(self, left: tuple[str, ...]) -> Iterator[None]:
+        for _ in self.k.each(left[-1]) if left else (None,):
+            if left:
+                yield from self._every(left[:-1])
+            else:
+                yield None

@@ -106,11 +106,11 @@ class TensorInstructions(Arithmetic):
         """
         tile = piece_of(tile)
         array, place = tile.array, self._place(part)
-        self._elects("tma", array, part, array.slab)
+        down, right = self._elects("tma", array, part, array.slab)
         lines, wide = array.axes
         slab, extents = array.slab, {d: self._digits.extent(d) for d in array.axes}
         here, shared, rank = Affine(), "", ""
-        written = any(part.array.axes[-2] in o.axes for o in self.op.outputs)
+        written = any(part.array.axes[down] in o.axes for o in self.op.outputs)
         if share:
             match = _SHARE.fullmatch(share)
             row = lines if written else wide
@@ -120,13 +120,13 @@ class TensorInstructions(Arithmetic):
             self._digits.require_by("tma", rank, "the cluster")
             extents[shared] = extents[shared] // self._digits.extent(rank)
             here = var(rank, extents[shared])
-        before = (0,) * (len(part.array.axes) - 2)  # a batch's
         access = replace(self._access(part, place, ()), thread=())
-        moved = [*access.origin[:-2], *(
-            o + here if digit == shared else o
-            for o, digit in zip(access.origin[-2:], array.axes, strict=True)
-        )]  # fmt: skip
-        steps = tuple((*before, *each) for each in ((0, 1), (1, 0), (0, slab)))
+        moved = [*access.origin]
+        for axis, digit in zip((down, right), array.axes, strict=True):
+            moved[axis] = moved[axis] + here if digit == shared else moved[axis]
+        line, along, beyond = ([0] * len(moved) for _ in range(3))
+        line[down], along[right], beyond[right] = 1, 1, slab
+        steps = tuple(map(tuple, (along, line, beyond)))
         guard, trimmed = (True,) * len(moved), trim and written
         there = replace(access, value=steps, origin=tuple(moved), guard=guard, trimmed=trimmed)
         to = (here, Affine(), Affine())
@@ -156,17 +156,27 @@ class TensorInstructions(Arithmetic):
         read = Access(array.buffer, within, index=tile.whole_use)
         self._append(term.Do(by, there, (read,), self._digits.extents(modes)))
 
-    def _elects(self, what: str, array: Array, part: Piece, swizzled: object) -> None:
-        """Raise ProgramError unless one thread copies a tile of an array."""
+    def _elects(
+        self, what: str, array: Array, part: Piece, swizzled: object
+    ) -> tuple[int, int]:  # fmt: skip
+        """Return along which dimensions of an array a tile's lines count, and their elements.
+
+        Raises ProgramError unless one thread copies it, and elements run along the last dimension.
+        """
         self._one_thread(what, _EACH)
-        if not swizzled or len(part.array.axes) < 2:
+        axes, rank = part.array.axes, len(part.array.axes)
+        if not swizzled or rank < 2:
             raise error(f"{what}: {array.name} is no tile with the swizzle it needs", array.name)
-        for axis, digit in zip(part.array.axes[-2:], array.axes[:2], strict=True):
-            *others, last = self._digits.expanded(part.equations, axis)
-            others = [d for d in others if d not in array.axes[2:]]
-            if last != digit or any(map(self._digits.counted, others)):
-                text = f"{what}: {part.array.name}'s axis {axis} has to end in {digit}, as the tile"
-                raise error(f"{text} {array.name} has it", part.array.name)
+        ends = {self._digits.expanded(part.equations, axis)[-1]: i for i, axis in enumerate(axes)}
+        lines, elements = (ends.get(digit, -1) for digit in array.axes[:2])
+        for axis, digit, found in ((-2, array.axes[0], 0 <= lines < rank - 1),
+                                   (-1, array.axes[1], elements == rank - 1)):  # fmt: skip
+            others = (d for d in self._digits.expanded(part.equations, axes[axis])
+                      if d not in array.axes)  # fmt: skip
+            if not found or any(map(self._digits.counted, others)):
+                text = f"{what}: {part.array.name}'s axis {axes[axis]} has to end in {digit}"
+                raise error(f"{text}, as the tile {array.name} has it", part.array.name)
+        return lines, elements
 
     def mma(
         self, sums: Held, x: Held, y: Held, *, by: Instruction = INSTRUCTIONS["mma.sync"]
