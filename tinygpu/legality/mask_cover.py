@@ -4,12 +4,13 @@ A tile of rows walks blocks of keys, in turns 0 <= t < T.  T may be the tile's o
 without a visible key are skipped; a predicate hides scores, and only in some turns.  With
 
     visible(r, c)    row r < m and key 0 <= c < n, and the operation's condition holds of them
-    key(t, y)        origin + a t + y, the key of column y < B of the block of turn t
+    key(t, y)        origin + a t + y, the key of column y < B of the block of turn t; of CTAs that
+                     share the keys of a tile, CTA p of P has origin + B p and a = B P or -B P
     hidden(t, x, y)  a predicate acts in turn t, and holds of row x and column y of the tile
 
 three sentences hold for all sizes >= 1, all tiles, all rows that exist:
 
-    cover    a visible key lies in a block of a turn 0 <= t < T, and in one only
+    cover    a visible key lies in a block of a turn 0 <= t < T of one CTA, and in one only
     hidden   what is hidden is not visible
     shown    what is not hidden is visible: all of a block in which no predicate acts
 
@@ -19,8 +20,9 @@ filled by several statements, under guards: all of them load the same block at t
 that a block is there when it is read is the judge's affair.  ``read`` also asks
 what does not depend on sizes: scores are multiplied, then hidden, then read, and no other statement
 touches them.  Values meet the weights of their own turn, each turn once.  ``decide`` asks z3 for a
-counterexample to each sentence, in linear integers: a key c lies in the block of turn t where
-B q <= c - origin < B (q + 1), t = q for a = B and t = -q for a = -B, so no quantifier is left.
+counterexample to each sentence, in linear integers: a key c lies in the blocks of turn t where
+B P q <= c - origin < B P (q + 1), t = q for a = B P and t = -q for a = -B P, so no quantifier is
+left.  What CTAs have of one turn they send each other behind their loops, at every size alike.
 What ``read`` does not recognise, and what z3 does not decide, is unproved.
 
 >>> from tinygpu.machines.attention import STARTS, Attention
@@ -37,7 +39,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -105,10 +107,11 @@ class Reading:
 
     ``sizes``: the axes, of which ``rows`` and ``keys`` are two.  ``condition``: the operation's,
     None where all keys are visible.
-    ``places``: the variables of a tile and its threads, each with its extent.  ``numbers``:
-    parameters and tile values.  ``turn`` counts to ``trips``.  ``row`` and ``key`` are the origins
+    ``places``: the variables of a tile and its threads, each with its extent; ``cluster`` are the
+    ranks among them.  ``numbers``: parameters and tile values.  ``turn`` counts to ``trips``.  ``row`` and ``key`` are the origins
     of a tile's rows and of a turn's block of ``block`` keys; ``values`` those of its values.
-    ``digits``: (extent, row step, key step) of what a score is counted by.
+    ``digits``: (extent, row step, key step) of what a score is counted by.  ``others``: where a
+    tile is along axes that the condition names beside these two.
     """
 
     sizes: tuple[str, ...]
@@ -126,6 +129,8 @@ class Reading:
     hides: tuple[Hide, ...]
     values: Affine
     uses: tuple[Weighted, ...]
+    cluster: tuple[tuple[str, int], ...] = ()
+    others: Mapping[str, Affine] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,11 +252,21 @@ class _Numbers:
 
     def seen(self, row: Any, key: Any) -> Any:
         """Return whether the operation shows an existing row a key."""
-        reading, (m, n) = self.reading, self.sizes
-        every = [row >= 0, row < m, key >= 0, key < n]
+        reading, (_, n) = self.reading, self.sizes
+        every = [*self.exists(row), key >= 0, key < n]
         if reading.condition is not None:
-            every.append(self.of(reading.condition, {reading.rows: row, reading.keys: key}))
+            others = {axis: self.form(form) for axis, form in reading.others.items()}
+            point = {**others, reading.rows: row, reading.keys: key}
+            every.append(self.of(reading.condition, point))
         return self.z3.And(*every)
+
+    def exists(self, row: Any) -> list[Any]:
+        """Return that a row is one of the array's."""
+        inside = [row >= 0, row < self.sizes[0]]
+        for axis, form in self.reading.others.items():
+            at = self.form(form)
+            inside += [at >= 0, at < self.named(axis)]
+        return inside
 
     def ask(self, sentence: str, claims: Sequence[Any], shown: Mapping[str, Any]) -> Cover | None:
         """Return a counterexample, at small sizes if there is one there; None if there is none."""
@@ -301,12 +316,13 @@ def decide(reading: Reading) -> Cover:
         return Cover("unproved", str(error), {})
     if against is not None:
         return against
-    return Cover("proved", f"{reading.rows}, {reading.keys}", {})
+    every = {reading.rows, reading.keys, *reading.others}
+    return Cover("proved", ", ".join(axis for axis in reading.sizes if axis in every), {})
 
 
 def _answers(reading: Reading) -> Iterator[Cover | None]:
     """Yield what z3 says against each sentence."""
-    step, block = _factor(reading.key, reading.turn), reading.block
+    step, (block, first_key) = _factor(reading.key, reading.turn), _of_cluster(reading)
     if abs(step) != block:
         raise _UnreadError(f"blocks have {block} keys, and the next one is {step} further")
     asked = _Numbers(reading)
@@ -317,10 +333,10 @@ def _answers(reading: Reading) -> Iterator[Cover | None]:
     row, key = asked.form(reading.row), asked.form(reading.key, turn)
     for digit, (_, along_rows, along_keys) in zip(digits, reading.digits, strict=True):
         row, key = row + along_rows * digit, key + along_keys * digit
-    exists = [row >= 0, row < asked.sizes[0]]
+    exists = asked.exists(row)
     shown = {"row": row, "key": key, "turn": turn}
 
-    first = asked.form(reading.key, z3.IntVal(0, asked.solver.ctx))
+    first = asked.form(first_key, z3.IntVal(0, asked.solver.ctx))
     inside = [block * quotient <= wanted - first, wanted - first < block * (quotient + 1)]
     its = quotient if step > 0 else -quotient
     claims = [*inside, asked.seen(row, wanted), z3.Not(z3.And(its >= 0, its < trips))]
@@ -344,6 +360,22 @@ def _answers(reading: Reading) -> Iterator[Cover | None]:
         claims = [*within, asked.form(reading.key, turn) != theirs]
         yield asked.ask("values are of other keys than scores", claims, {"turn": turn})
     yield from _uses(asked, turn, within)
+
+
+def _of_cluster(reading: Reading) -> tuple[int, Affine]:
+    """Return how many keys the CTAs of a cluster take in a turn, and the first CTA's origin.
+
+    Their blocks lie one after the other, and their rows are the same.
+    """
+    block, steps = reading.block, [(_factor(reading.key, n), n, many) for n, many in reading.cluster]
+    apart = sorted(one for one in steps if one[0])
+    for step, name, many in apart:
+        if step != block or _factor(reading.row, name):
+            raise _UnreadError(f"CTAs along {name} have other keys, which do not follow each other")
+        block *= many
+    names = [name for _, name, _ in apart]
+    terms = tuple(term for term in reading.key.terms if term[0] not in names)
+    return block, Affine(reading.key.constant, terms)
 
 
 def _uses(asked: _Numbers, turn: Any, within: list[Any]) -> Iterator[Cover | None]:
@@ -422,6 +454,12 @@ def read(program: Program) -> Reading:
     if roles[0].copy:
         places[roles[0].copy] = Constant(roles[0].copies)
     numbers = {**dict(program.parameters), **program.tile_values}
+    first = loads[_name(product.reads[0])]
+    others = {
+        axis: walks.own(_still(first, axis), first)
+        for node in (condition.nodes() if condition else ())
+        if isinstance(node, Index) and (axis := node.axis) not in (row_axis, keys)
+    }
     names = [*program.operation.axes, *places, *numbers, loop.var]
     if len({*names}) != len(names):
         raise _UnreadError(f"two of {', '.join(names)} share a name")
@@ -441,6 +479,8 @@ def read(program: Program) -> Reading:
         hides=hides,
         values=next(iter(values.values())),
         uses=tuple(uses),
+        cluster=tuple((name, int(many)) for name, many in program.cluster),
+        others=others,
     )
 
 
@@ -619,6 +659,17 @@ def _along(load: _Load, dimension: int) -> tuple[str, Affine, int]:
     ):
         raise _UnreadError(f"{load.do} does not fill its stage line by line")
     return str(source.buffer.shape[axis]), source.origin[axis], int(lines)
+
+
+def _still(load: _Load, axis: str) -> Affine:
+    """Return where a load is along an axis that it does not move along."""
+    source = load.source
+    if axis not in source.buffer.shape:
+        raise _UnreadError(f"{load.do} has no {axis}, which the mask asks for")
+    dimension = source.buffer.shape.index(axis)
+    if any(steps[dimension] for _, steps, _ in load.modes):
+        raise _UnreadError(f"{load.do} moves along {axis}, which the mask asks for")
+    return source.origin[dimension]
 
 
 def _rings(statement: object, loads: Mapping[str, _Load]) -> list[str]:

@@ -324,12 +324,25 @@ class Attention(FlashAttention):
                 "shared_keys",
                 d.cluster_n == 1
                 or (
-                    (d.persistent == 0)
-                    & (d.cluster_m == 1)
-                    & (d.epilogue == "direct" and d.turns == "none")
+                    (d.epilogue, d.turns, d.weights) == ("direct", "none", "registers")
+                    and (d.order, d.together) == ("straight", "kv heads")
+                    and (d.persistent == 0) & (d.cluster_m == 1)
                 ),
-                "CTAs that share the keys of a tile have one, and store from registers",
-                "choose persistent 0, cluster_m 1, epilogue direct and turns none, or cluster_n 1",
+                "CTAs that share the keys of a tile have one, and store their slices from registers",
+                "choose cluster_n 1; or persistent 0, cluster_m 1, epilogue direct, turns none, "
+                "weights registers, order straight and together kv heads",
+            ),
+            Requirement(
+                "heads",
+                d.block == "queries"
+                or (
+                    d.weights == "registers"
+                    and (d.order, d.together) == ("straight", "kv heads")
+                    and (d.consumers == 1) & (d.cluster_m == 1)
+                ),
+                "a block of 64 heads has one query, and its tiles have no order to choose",
+                "choose block queries; or consumers 1, cluster_m 1, weights registers, order "
+                "straight and together kv heads",
             ),
             Requirement(
                 "back_and_forth",
