@@ -367,7 +367,10 @@ def _of_cluster(reading: Reading) -> tuple[int, Affine]:
 
     Their blocks lie one after the other, and their rows are the same.
     """
-    block, steps = reading.block, [(_factor(reading.key, n), n, many) for n, many in reading.cluster]
+    block, steps = (
+        reading.block,
+        [(_factor(reading.key, n), n, many) for n, many in reading.cluster],
+    )
     apart = sorted(one for one in steps if one[0])
     for step, name, many in apart:
         if step != block or _factor(reading.row, name):

@@ -328,7 +328,7 @@ class Attention(FlashAttention):
                     and (d.order, d.together) == ("straight", "kv heads")
                     and (d.persistent == 0) & (d.cluster_m == 1)
                 ),
-                "CTAs that share the keys of a tile have one, and store their slices from registers",
+                "CTAs that share the keys of a tile have one, and store slices from registers",
                 "choose cluster_n 1; or persistent 0, cluster_m 1, epilogue direct, turns none, "
                 "weights registers, order straight and together kv heads",
             ),

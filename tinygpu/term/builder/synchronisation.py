@@ -110,7 +110,7 @@ class Synchronisation(Arithmetic):
         self._append(term.WaitGroup(pending, group, read))
 
     def send(self, held: Held, *, over: str, vector: str, slices: str = "") -> Parts:
-        """Send registers to CTAs of a cluster; each takes what all sent after ``k.sync("cluster")``.
+        """Send registers to the CTAs of a cluster, which take them after ``k.sync("cluster")``.
 
         CTA p of those that ``over`` counts gets the values at p of the digit ``slices``; all get
         all of them if there is no such digit.  They go through its shared memory in the order in
