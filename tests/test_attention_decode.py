@@ -46,32 +46,32 @@ def term(mask: str = "none", *, lse: bool = False, **others: Choosable) -> Progr
 
 
 @pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("block", ["heads", "queries"])
-@pytest.mark.parametrize("cluster_n", [1, 2, 4, 8])
-def test_it_is_legal_and_its_mask_is_covered(mask: str, block: str, cluster_n: int) -> None:
+@pytest.mark.parametrize("pack_gqa", [1, 0])
+@pytest.mark.parametrize("split_kv", [1, 2, 4, 8])
+def test_it_is_legal_and_its_mask_is_covered(mask: str, pack_gqa: int, split_kv: int) -> None:
     """For every number of tiles and trips; for all rows and keys, and queries that a mask asks."""
-    program = term(mask, block=block, cluster_n=cluster_n)
+    program = term(mask, pack_gqa=pack_gqa, split_kv=split_kv)
     found = verdict(program)
     assert found.legal, str(found)
-    axes = "m, n" if block == "queries" else "g, n" if mask == "none" else "g, m, n"
+    axes = "m, n" if not pack_gqa else "g, n" if mask == "none" else "g, m, n"
     assert str(mask_cover(program)) == f"mask cover proved for every {axes}"
 
 
 @pytest.mark.parametrize("mask", ["none", "causal", "window:40:25"])
-@pytest.mark.parametrize("block", ["heads", "queries"])
-@pytest.mark.parametrize("cluster_n", [1, 2, 8])
-def test_it_computes_its_operation(mask: str, block: str, cluster_n: int) -> None:
+@pytest.mark.parametrize("pack_gqa", [1, 0])
+@pytest.mark.parametrize("split_kv", [1, 2, 8])
+def test_it_computes_its_operation(mask: str, pack_gqa: int, split_kv: int) -> None:
     """Also its log-sum-exp; more heads, queries or CTAs than a block of rows or keys has."""
-    program = term(mask, lse=True, block=block, cluster_n=cluster_n)
+    program = term(mask, lse=True, pack_gqa=pack_gqa, split_kv=split_kv)
     for here in (sizes(1, 300, h=2, g=5, d=16, e=8), sizes(3, 70, g=70, d=16, e=8)):
         found = computes(program, here)
         assert found, str(found)
 
 
 @pytest.mark.parametrize("others", [
-    {"skew": 0}, {"rescale": "before"}, {"settle": "late"}, {"consumers": 2, "block": "queries"},
-    {"consumers": 3, "block": "queries", "depth": 64}, {"depth": 128, "cluster_n": 8},
-    {"block": "queries", "consumers": 2, "queries": "registers"}, {"depth": 256},
+    {"skew": 0}, {"rescale": "before"}, {"settle": "late"}, {"consumers": 2, "pack_gqa": 0},
+    {"consumers": 3, "pack_gqa": 0, "depth": 64}, {"depth": 128, "split_kv": 8},
+    {"pack_gqa": 0, "consumers": 2, "queries": "registers"}, {"depth": 256},
 ], ids=str)  # fmt: skip
 def test_its_other_decisions_are_free(others: dict[str, Choosable]) -> None:
     program = term("causal", **others)
@@ -81,14 +81,14 @@ def test_its_other_decisions_are_free(others: dict[str, Choosable]) -> None:
     assert computes(program, sizes(70, 200, g=2, d=16, e=16))
 
 
-@pytest.mark.parametrize("block", ["heads", "queries"])
-def test_the_interpreter_gives_what_numpy_gives(block: str) -> None:
+@pytest.mark.parametrize("pack_gqa", [1, 0])
+def test_the_interpreter_gives_what_numpy_gives(pack_gqa: int) -> None:
     random, here, operation = np.random.default_rng(0), sizes(2, 300, g=5), attention()
     arrays: dict[str, Any] = {
         o.name: DTYPES["bf16"].round(random.standard_normal(operation.shapes(here)[o.name]))
         for o in operation.inputs
     }
-    run = interpret(term(block=block), here, arrays, scalars={"scale": 0.25})
+    run = interpret(term(pack_gqa=pack_gqa), here, arrays, scalars={"scale": 0.25})
     assert run.findings == ()
     q, k, v = (arrays[name].astype(float) for name in "qkv")
     s = 0.25 * np.einsum("lhgmd,lhnd->lhgmn", q, k)
@@ -98,34 +98,34 @@ def test_the_interpreter_gives_what_numpy_gives(block: str) -> None:
 
 
 @pytest.mark.parametrize("mask", ["none", "causal"])
-@pytest.mark.parametrize(("block", "cluster_n"), [("heads", 2), ("heads", 8), ("queries", 4)])
-def test_its_code_is_right(mask: str, block: str, cluster_n: int) -> None:
+@pytest.mark.parametrize(("pack_gqa", "split_kv"), [(1, 2), (1, 8), (0, 4)])
+def test_its_code_is_right(mask: str, pack_gqa: int, split_kv: int) -> None:
     """Without a finding of the emulator; a CTA may have no key at all."""
-    program = term(mask, lse=True, block=block, cluster_n=cluster_n)
+    program = term(mask, lse=True, pack_gqa=pack_gqa, split_kv=split_kv)
     for here in (sizes(2, 330, g=9), sizes(1, 33, h=2)):
         found = emulated(program, here, arch="sm_90a")
         assert found.findings == ()
         assert found.error < 0.6
 
 
-@pytest.mark.parametrize("cluster_n", [1, 2, 8])
-def test_no_register_is_spilled(cluster_n: int) -> None:
+@pytest.mark.parametrize("split_kv", [1, 2, 8])
+def test_no_register_is_spilled(split_kv: int) -> None:
     program = Attention().program(
-        attention(), Chosen({**STARTS["decode"], "cluster_n": cluster_n, "stages_k": 2})
+        attention(), Chosen({**STARTS["decode"], "split_kv": split_kv, "stages_k": 2})
     )
     code = assemble(emit(program), "sm_90a")
     assert code.spills == 0
     assert "C75" not in code.messages
 
 
-@pytest.mark.parametrize("block", ["heads", "queries"])
-def test_times_over_a_space_are_those_of_each_term(block: str) -> None:
+@pytest.mark.parametrize("pack_gqa", [1, 0])
+def test_times_over_a_space_are_those_of_each_term(pack_gqa: int) -> None:
     operation = attention()
     problem = Problem.of(operation, l=8, h=8, g=8, m=1, n=4096, d=128, e=128)
-    fixed: dict[str, Any] = {**STARTS["decode"], "block": block}
-    fixed |= {"cluster_n": (1, 2, 8), "tile_n": (64, 80), "stages_k": (2, 3)}
+    fixed: dict[str, Any] = {**STARTS["decode"], "pack_gqa": pack_gqa}
+    fixed |= {"split_kv": (1, 2, 8), "tile_n": (64, 80), "stages_k": (2, 3)}
     found = rank(Space(MACHINE, problem, DEVICE, fixed=fixed), 12)
-    assert {row.schedule["cluster_n"] for row in found.best} == {1, 2, 8}
+    assert {row.schedule["split_kv"] for row in found.best} == {1, 2, 8}
     for row in found.best:
         program = row.schedule.program(MACHINE, operation)
         assert row.seconds == pytest.approx(cost(program, problem.sizes, DEVICE).seconds)
@@ -139,18 +139,18 @@ def test_heads_of_a_block_share_what_is_loaded() -> None:
         program = Attention().program(attention(), Chosen({**STARTS["decode"], **others}))
         return float(Placed.of(features(program, here, DEVICE)).asked_bytes)
 
-    assert asked() < 1.1 * asked(block="queries") / 8
+    assert asked() < 1.1 * asked(pack_gqa=0) / 8
 
 
 @pytest.mark.parametrize(
     ("law", "others"),
     [
-        ("shared_keys", {"persistent": 1}),
-        ("shared_keys", {"cluster_m": 2, "block": "queries"}),
-        ("shared_keys", {"epilogue": "tma"}),
-        ("shared_keys", {"order": "longest"}),
-        ("heads", {"cluster_n": 1, "consumers": 2}),
-        ("heads", {"cluster_n": 1, "order": "longest"}),
+        ("split_kv", {"persistent": 1}),
+        ("split_kv", {"cluster_m": 2, "pack_gqa": 0}),
+        ("split_kv", {"epilogue": "tma"}),
+        ("split_kv", {"order": "longest"}),
+        ("pack_gqa", {"split_kv": 1, "consumers": 2}),
+        ("pack_gqa", {"split_kv": 1, "order": "longest"}),
     ],
 )
 def test_what_does_not_go_together_is_a_law(law: str, others: dict[str, Choosable]) -> None:
@@ -160,7 +160,7 @@ def test_what_does_not_go_together_is_a_law(law: str, others: dict[str, Choosabl
 
 
 def test_older_schedules_share_no_keys() -> None:
-    older = {n: v for n, v in STARTS["fa3"].items() if n not in ("cluster_n", "block")}
+    older = {n: v for n, v in STARTS["fa3"].items() if n not in ("split_kv", "pack_gqa")}
     assert Schedule.of(MACHINE, older) == Schedule.of(MACHINE, STARTS["fa3"])
 
 

@@ -153,7 +153,7 @@ def test_named_points_are_proved(mask: str, start: str) -> None:
     found = mask_cover.__wrapped__(program)
     assert found, found
     heads = {"none": "g, n", "causal": "g, m, n"}[mask]
-    axes = heads if STARTS[start]["block"] == "heads" else "m, n"
+    axes = heads if STARTS[start]["pack_gqa"] else "m, n"
     assert str(found) == f"mask cover proved for every {axes}"
     assert time.perf_counter() - begun < 1
 

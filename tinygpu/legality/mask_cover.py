@@ -108,10 +108,10 @@ class Reading:
     ``sizes``: the axes, of which ``rows`` and ``keys`` are two.  ``condition``: the operation's,
     None where all keys are visible.
     ``places``: the variables of a tile and its threads, each with its extent; ``cluster`` are the
-    ranks among them.  ``numbers``: parameters and tile values.  ``turn`` counts to ``trips``.  ``row`` and ``key`` are the origins
-    of a tile's rows and of a turn's block of ``block`` keys; ``values`` those of its values.
-    ``digits``: (extent, row step, key step) of what a score is counted by.  ``others``: where a
-    tile is along axes that the condition names beside these two.
+    ranks among them.  ``numbers``: parameters and tile values.  ``turn`` counts to ``trips``.
+    ``row`` and ``key`` are the origins of a tile's rows and of a turn's block of ``block`` keys;
+    ``values`` those of its values.  ``digits``: (extent, row step, key step) of what a score is
+    counted by.  ``others``: where a tile is along axes that the condition names beside these two.
     """
 
     sizes: tuple[str, ...]

@@ -228,7 +228,7 @@ class Attention(FlashAttention):
     raster = Choice(1, 2, 4, 8, 16, 32, meaning="neighbours visited together")
     early = Choice(0, 1, meaning="start while the kernel before ends (1)")
     cluster_m = Choice(1, 2, before=1, meaning="CTAs of a cluster: they share keys and values")
-    cluster_n = Choice(
+    split_kv = Choice(
         1,
         2,
         4,
@@ -237,12 +237,12 @@ class Attention(FlashAttention):
         before=1,
         meaning="CTAs of a cluster that have a part of a tile's keys each, and store a part of it",
     )
-    block = Choice(
-        "queries",
-        "heads",
+    pack_gqa = Choice(
+        0,
+        1,
         structural=True,
-        before="queries",
-        meaning="rows of a block: queries of a head, or the heads of a query that share keys",
+        before=0,
+        meaning="rows of a block: queries of a head, or the heads of a query that share keys (1)",
     )
 
     @property
@@ -253,22 +253,22 @@ class Attention(FlashAttention):
     @property
     def tile_by(self) -> str:
         """Where a CTA's queries lie; one, if its rows are heads."""
-        return _QUERIES if self.block == "queries" else "m = bm"
+        return "m = bm" if self.pack_gqa else _QUERIES
 
     @property
     def heads_by(self) -> str:
         """Which heads a CTA has: one, or a row each of those that share keys."""
-        return f"l = bl, h = bh, g = {'bg' if self.block == 'queries' else '(bg rank tm)'}"
+        return f"l = bl, h = bh, g = {'(bg rank tm)' if self.pack_gqa else 'bg'}"
 
     @property
     def blocks_by(self) -> str:
         """Where a CTA's blocks of keys lie: each of a cluster takes one after the other's."""
-        return "n = (kt tn)" if self.cluster_n == 1 else "n = (kt rank_n tn)"
+        return "n = (kt tn)" if self.split_kv == 1 else "n = (kt rank_n tn)"
 
     @property
     def stride(self) -> Any:
         """Keys of a step: of all CTAs that share a tile's keys."""
-        return self.cluster_n * self.tile_n
+        return self.split_kv * self.tile_n
 
     @property
     def whole(self) -> str:
@@ -278,7 +278,7 @@ class Attention(FlashAttention):
     @property
     def out_by(self) -> str:
         """In which digits a thread holds columns of o; ``peer``: of which CTA's slice."""
-        return "te = (chunk wide quad both)" if self.cluster_n == 1 else _SLICES
+        return "te = (chunk wide quad both)" if self.split_kv == 1 else _SLICES
 
     def requires(self, operation: Operation, choose: Any) -> tuple[Requirement, ...]:
         """Return what this machine's decisions have to agree on."""
@@ -321,27 +321,27 @@ class Attention(FlashAttention):
                 "choose stages_q 1, or persistent 1; choose rescale after, or skew 1",
             ),
             Requirement(
-                "shared_keys",
-                d.cluster_n == 1
+                "split_kv",
+                d.split_kv == 1
                 or (
                     (d.epilogue, d.turns, d.weights) == ("direct", "none", "registers")
                     and (d.order, d.together) == ("straight", "kv heads")
                     and (d.persistent == 0) & (d.cluster_m == 1)
                 ),
                 "CTAs that share the keys of a tile have one, and store slices from registers",
-                "choose cluster_n 1; or persistent 0, cluster_m 1, epilogue direct, turns none, "
+                "choose split_kv 1; or persistent 0, cluster_m 1, epilogue direct, turns none, "
                 "weights registers, order straight and together kv heads",
             ),
             Requirement(
-                "heads",
-                d.block == "queries"
+                "pack_gqa",
+                not d.pack_gqa
                 or (
                     d.weights == "registers"
                     and (d.order, d.together) == ("straight", "kv heads")
                     and (d.consumers == 1) & (d.cluster_m == 1)
                 ),
                 "a block of 64 heads has one query, and its tiles have no order to choose",
-                "choose block queries; or consumers 1, cluster_m 1, weights registers, order "
+                "choose pack_gqa 0; or consumers 1, cluster_m 1, weights registers, order "
                 "straight and together kv heads",
             ),
             Requirement(
@@ -362,7 +362,7 @@ class Attention(FlashAttention):
     @property
     def span(self) -> Any:
         """Queries of a tile: of all CTAs of a cluster; 1 where the rows are heads."""
-        return self.rows * self.cluster_m if self.block == "queries" else 1
+        return 1 if self.pack_gqa else self.rows * self.cluster_m
 
     def forward(self, k: Kernel) -> None:
         """Let a producer fill the rings; let consumers multiply twice a block, and store."""
@@ -374,11 +374,11 @@ class Attention(FlashAttention):
         if self.order != "straight":
             k.walk_down("bm")
         k.cluster(rank=self.cluster_m)
-        if self.cluster_n > 1:
-            k.cluster(rank_n=self.cluster_n)
+        if self.split_kv > 1:
+            k.cluster(rank_n=self.split_kv)
         k.tile(tm=self.rows, tn=self.tile_n, td=self.depth, te=self.depth)
         several = self.consumers * self.cluster_m
-        receivers = "cluster" if self.cluster_n == 1 else "rank"
+        receivers = "cluster" if self.split_kv == 1 else "rank"
         rings = [
             BlockRing(k, name, lines, wide, stages, releases, receivers)
             for name, lines, wide, stages, releases in (
@@ -401,7 +401,7 @@ class Attention(FlashAttention):
             k.sync("cluster")
         with k.role("consumer", warpgroups=1, registers=select(few, 160, 240), w=copies):
             self.consume(k, *rings)
-            if self.cluster_n == 1:  # else that of the parts was the last
+            if self.split_kv == 1:  # else that of the parts was the last
                 k.sync("cluster")
 
     def consume(self, k: Kernel, ring_q: BlockRing, ring_k: BlockRing, ring_v: BlockRing) -> None:
@@ -415,8 +415,8 @@ class Attention(FlashAttention):
         if held:
             k.values(deep=self.depth // 8)
             k.split("deep", "far", near=_SLAB // 8)
-        slices = {} if self.cluster_n == 1 else {"peer": self.cluster_n}
-        k.values(chunk=self.depth // wide, **slices, wide=wide // 8 // self.cluster_n)
+        slices = {} if self.split_kv == 1 else {"peer": self.split_kv}
+        k.values(chunk=self.depth // wide, **slices, wide=wide // 8 // self.split_kv)
         k.values(half=2, pair=2, both=2, word=2)
         scores = k.registers("scores", "f32", *spans, "group", "half", "pair")
         weights = RoundedWeights(k, self.weights, self.out_by)
@@ -424,7 +424,7 @@ class Attention(FlashAttention):
         acc = k.registers("acc", "f32", "chunk", *slices, "wide", "half", "both")
         store = RowStore(self, k)
         at = f"{self.heads_by}, {self.tile_by}, {_ROWS}"
-        shares = KeyShares(k, self.cluster_n) if slices else None
+        shares = KeyShares(k, self.split_kv) if slices else None
         rows = RowStatistics(k, scores, acc, at, by="".join(spans), shares=shares)
         turns = None if self.turns == "none" else ProductTurns(k, self.turns)
         if turns:
@@ -745,7 +745,7 @@ _FA2: Mapping[str, Value] = {
     "skew": 0, "rescale": "after", "settle": "late", "turns": "none", "queries": "shared",
     "weights": "registers", "epilogue": "direct", "persistent": 1,
     "order": "straight", "together": "kv heads", "raster": 1, "early": 0, "cluster_m": 1,
-    "cluster_n": 1, "block": "queries",
+    "split_kv": 1, "pack_gqa": 0,
 }  # fmt: skip
 _SKEWED = {**_FA2, "skew": 1}
 _FA3 = {**_SKEWED, "turns": "named"}
@@ -767,8 +767,8 @@ _EARLY = {**_LONGEST, "rescale": "before", "settle": "early"}
 _EARLY_HELD = {**_EARLY, "queries": "registers"}
 _EARLY_PAIR = {**_EARLY, "cluster_m": 2}
 _DECODE = {
-    **_SKEWED, "consumers": 1, "stages_k": 3, "stages_v": 2, "persistent": 0, "cluster_n": 2,
-    "block": "heads", "settle": "early",
+    **_SKEWED, "consumers": 1, "stages_k": 3, "stages_v": 2, "persistent": 0, "split_kv": 2,
+    "pack_gqa": 1, "settle": "early",
 }  # fmt: skip
 _MEMORY = {**_SKEWED, "depth": 64, "consumers": 3, "tile_n": 192, "weights": "shared"}
 
