@@ -3,11 +3,12 @@
     o = softmax(q k^T / sqrt(d) + mask) v    for b batches, h kv heads of g query heads each
 
 The named points of the machine ``attention`` stand beside cuDNN and FlashAttention-2 (PyTorch's
-SDPA), FlashAttention-3 (the wheel ``fa3-fwd``) and the fastest of 12 configurations of Triton:
-round robin in new orders under one load without a pause, in CUDA graphs.  Inputs are normal, in
-bf16, dense [b, heads, rows, d], the same arrays for all, and rotate through as many sets as exceed
-twice the L2.  Each candidate is right before it is timed, and the outputs of its last round are
-checked, in float64 at ``_ROWS`` queries of ``_HEADS`` heads; all of them have to be numbers.
+SDPA), FlashAttention-3 (the wheel ``fa3-fwd``; for one query its function of decoding, which may
+split keys) and the fastest of 12 configurations of Triton: round robin in new orders under one load
+without a pause, in CUDA graphs.  Inputs are normal, in bf16, dense [b, heads, rows, d], the same
+arrays for all, and rotate through as many sets as exceed twice the L2.  Each candidate is right
+before it is timed, and the outputs of its last round are checked, in float64 at ``_ROWS`` queries
+of ``_HEADS`` heads; all of them have to be numbers.
 
 An error is what ``reference`` allows at most 1 of.  FLOP are those of visible pairs, 4 d each.  The
 causal mask is aligned at the bottom right: where m and n differ, cuDNN has no such mask here.
@@ -23,7 +24,7 @@ runs in a process of its own under a watchdog: a kernel that hangs costs its cas
                   seconds, and of that what the model had first: ``attention_searched.json``
 
 >>> len(CASES), visible(2, 5, causal=True), visible(5, 2, causal=True)
-(27, 9, 3)
+(35, 9, 3)
 """
 
 from __future__ import annotations
@@ -142,6 +143,10 @@ def _cases() -> Iterator[Case]:
         (77, 5000, True),
     ):  # fmt: skip
         yield Case("ragged", 4, 4, 4, m, n, 128, causal)
+    for b in (1, 8, 64):  # one query, 64 heads on 8
+        for n in (2048, 8192, 65536):
+            if b < 64 or n < 65536:  # sets that fit a GPU
+                yield Case("decode", b, 8, 8, 1, n, 128, causal=False)
 
 
 CASES: tuple[Case, ...] = tuple(_cases())
@@ -408,8 +413,9 @@ def _sdpa(backend: str, one: Case, data: Data) -> Enqueue:
 
 
 def _fa3(one: Case, data: Data) -> Enqueue:
-    """FlashAttention-3 of the wheel ``fa3-fwd``."""
-    attend = importlib.import_module("fa3_fwd_interface").flash_attn_func
+    """FlashAttention-3 of the wheel ``fa3-fwd``; with one query it chooses how keys are split."""
+    interface = importlib.import_module("fa3_fwd_interface")
+    attend = interface.flash_attn_with_kvcache if one.m == 1 else interface.flash_attn_func
     q, k, v = (x.transpose(1, 2) for x in (data.q, data.k, data.v))
 
     def run() -> Array:

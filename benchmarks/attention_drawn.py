@@ -3,8 +3,9 @@
     python -m benchmarks.attention_drawn FILE --draw [--count N]
     python -m benchmarks.attention_drawn FILE [--out DIR]
 
-*Draw* takes ``EACH`` schedules of each of many problems, uniformly from the legal space: full and
-causal, ragged or even lengths, one query or one key, 1 to 8 query heads on a kv head.
+*Draw* takes ``EACH`` schedules of each of many problems, uniformly from the legal space, or from
+its part that splits keys over CTAs, or that has heads as rows: full and causal, ragged or even
+lengths, one query or one key, 1 to 8 query heads on a kv head.
 Each is also judged; what is not proved is written down as such and not run.
 
 Kernels are built by all cores, 500 in half a minute of 16, and run one after the other in this
@@ -54,6 +55,8 @@ MASKS = ("none", "causal")
 HEADS = ((1, 1), (2, 4), (1, 8), (3, 1))
 """kv heads, and query heads of each."""
 TYPES = ("bf16", "f16")
+FIXED: tuple[Mapping[str, Any], ...] = ({}, {"split_kv": (2, 4, 8)}, {"pack_gqa": 1})
+"""What problems draw from in turn: decisions of decoding are few among all."""
 _TRIES, _DEVICE = 40, "h200"
 
 Words = Mapping[str, Any]
@@ -94,7 +97,7 @@ def drawn(number: int, count: int, seed: int) -> dict[str, Any]:
     for _ in range(_TRIES):
         words = words_of(number, rng)
         of = problem(words)
-        space = Space(machine, of, device)
+        space = Space(machine, of, device, fixed=FIXED[number % len(FIXED)])
         if space.count() < count:
             continue
         found = [(s, verdict(s.program(machine, of.operation))) for s in space.sample(rng, count)]
