@@ -100,13 +100,13 @@ WORDS = {"fma", "alu", "mufu", "cvt", "mov", "mbarrier"}
 
 WALK_LINES = {
     "meaning": 5575,
-    "legality": 7695,
+    "legality": 7749,
     "time": 4850,
     "tinygpu.codegen.emit kernel rules": 4073,
 }
 """The most lines of a walk."""
 
-LINES = 63562
+LINES = 63824
 """The most lines of the three folders together; without the emulator they are to be 40,000."""
 
 
