@@ -751,6 +751,7 @@ def _attention(table: str = "attention") -> str:
     """Return the cases of attention, each with its fastest point and its peers."""
     path = FOLDER.parent / "h100" / f"{table}.json"
     tree = json.loads(path.read_text(encoding="utf-8"))
+    kept = [row for row in tree["rows"] if row["seconds"] and row["group"] != "decode"]
     columns = ("mask", "#b", "#heads", "#queries", "#keys", "#d", "fastest point", "#TFLOP/s",
                "#predicted / measured time", "#of cuDNN", "#of FA3", "#of Triton",
                "#of the best")  # fmt: skip
@@ -764,21 +765,54 @@ def _attention(table: str = "attention") -> str:
             *(_ratio(row[f"{peer}_seconds"], row["seconds"]) for peer in ("peer", "fa3", "triton")),
             f"{row['ratio']:.3f}",
         )
-        for row in sorted(tree["rows"], key=lambda row: (row["causal"], row["d"], row["m"]))
-        if row["seconds"]
+        for row in sorted(kept, key=lambda row: (row["causal"], row["d"], row["m"]))
     ]  # fmt: skip
-    run = tree["provenance"]
-    said = f"File `benchmarks/results/h100/{table}.json`; {run['device']}, driver {run['driver']}"
-    capped = sum(row["capped"] for row in tree["rows"])
+    return f"{_markdown(columns, rows)}\n\n{_run_of_attention(table, tree, kept)}"
+
+
+def _decode() -> str:
+    """Return what a search finds for one query, and its peers; keys and values are read once."""
+    path = FOLDER.parent / "h100" / "attention_searched.json"
+    tree = json.loads(path.read_text(encoding="utf-8"))
+    kept = [row for row in tree["rows"] if row["seconds"] and row["group"] == "decode"]
+    columns = ("#sequences", "heads", "#keys", "#time", "#TB/s", "#predicted / measured time",
+               "#of cuDNN", "#of FA3", "#of FA2", "#of Triton", "#of the best",
+               "#found / model's first")  # fmt: skip
+    rows = [
+        (
+            row["b"], f"{row['h'] * row['g']} on {row['h']}", row["n"],
+            f"{row['seconds'] * 1e6:.1f} us",
+            f"{4 * row['b'] * row['h'] * row['d'] * row['n'] / row['seconds'] * 1e-12:.2f}",
+            _ratio(row["predicted_seconds"], row["seconds"]),
+            *(_ratio(row[f"{peer}_seconds"], row["seconds"])
+              for peer in ("peer", "fa3", "fa2", "triton")),
+            f"{row['ratio']:.3f}",
+            _ratio(row["seconds"], row["points"].get("model's first", row["seconds"])),
+        )
+        for row in sorted(kept, key=lambda row: (row["b"], row["n"]))
+    ]  # fmt: skip
+    mean = statistics.geometric_mean(row["ratio"] for row in kept)
+    told = _run_of_attention("attention_searched", tree, kept)
+    return f"{_markdown(columns, rows)}\n\nGeometric mean of the best: {mean:.3f}. {told}"
+
+
+def _run_of_attention(table: str, tree: Mapping[str, Any], rows: Sequence[Any]) -> str:
+    """Return from which runs rows are."""
+    runs = [tree["runs"][number] for number in sorted({row["run"] for row in rows})]
+    cards = ", ".join(dict.fromkeys(f"{r['device']}, driver {r['driver']}" for r in runs))
+    days = ", ".join(dict.fromkeys(r["date"][:10] for r in runs))
+    commits = ", ".join(dict.fromkeys(r["commit"][:7] for r in runs))
+    capped = sum(row["capped"] for row in rows)
     return (
-        f"{_markdown(columns, rows)}\n\n{said}; {run['date'][:10]}; at the power cap in {capped} "
-        f"of {len(tree['rows'])}."
+        f"File `benchmarks/results/h100/{table}.json`; {cards}; {days}; commits {commits}; "
+        f"at the power cap in {capped} of {len(rows)}."
     )
 
 
 TABLES: Mapping[str, Callable[[], str]] = {
     "attention": _attention,
     "attention searched": lambda: _attention("attention_searched"),
+    "attention decode": _decode,
     "agreement": _agreement,
     "ampere": _ampere,
     "ampere beside": lambda: _beside("ampere_matmul"),

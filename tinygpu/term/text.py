@@ -1,0 +1,255 @@
+"""A term as a text that reads back equal.
+
+A text is one Python expression of constructors, and before it a definition for each buffer and each
+barrier.  It is read by ``ast``, never executed: a name is a class of ``CLASSES``, a definition or
+``inf``; an argument is a number, a string, a tuple or another part.  Arguments have the names of
+the class's fields, in their order; fields at their default are left out.  An instruction is written
+by its name alone, so that one of the user's is given to ``parse`` again.
+
+>>> from tinygpu.machines.elementwise import Elementwise, LADDER
+>>> from tinygpu.term.machine import Chosen
+>>> from tinygpu.term.operation import elementwise
+>>> term = Elementwise().program(elementwise("a*x"), Chosen(LADDER["vectorised"]))
+>>> text = text_of(term)
+>>> print(text.splitlines()[1])
+buffer_x = Buffer(name='x', level='gmem', dtype='f32', shape=('i',), stride=(1,))
+>>> parse(text) == term
+True
+
+``key_of`` is the text's SHA-256: what is said of a term elsewhere is bound to it by that.
+
+Source: ``docs/model.md``, section "Terms"; Python's ``ast`` for the grammar.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import math
+import types
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import numpy as np
+
+from tinygpu.errors import ProgramError, TinyGpuError, nearest
+from tinygpu.isa.instruction import Instruction
+from tinygpu.isa.instructions import INSTRUCTIONS
+from tinygpu.term import expression, operation, program, statement
+from tinygpu.term.access_map import Access, Affine, Buffer, Immediate, Predicate, Scalar
+
+__all__ = ["CLASSES", "VERSION", "key_of", "parse", "text_of"]
+
+VERSION = 1
+_HEAD = f"# tinygpu term {VERSION}"
+_DEEPEST = 60
+"""Levels of a term: constructors and tuples within one another."""
+
+CLASSES: Mapping[str, type] = {
+    one.__name__: one
+    for one in (
+        program.Program, program.Role, program.Axis, Buffer, Access, Affine, Immediate, Scalar,
+        Predicate, statement.Barrier, statement.Do, statement.For, statement.ForTile,
+        statement.When, statement.Elect, statement.Exit, statement.Sync, statement.Commit,
+        statement.WaitGroup, statement.Wait, statement.Arrive, statement.Fence,
+        operation.Operation, operation.Operand, operation.Reduction,
+        expression.Constant, expression.Value, expression.Index, expression.Apply,
+    )
+}  # fmt: skip
+"""What a text can make, beside instructions."""
+_NAMED: Mapping[type, str] = {Buffer: "buffer", statement.Barrier: "barrier"}
+_LINES = ("body", "roles", "buffers", "barriers")
+"""Fields of which each part stands on a line of its own."""
+
+
+def text_of(term: program.Program) -> str:
+    """Return a term's text.  Raises ProgramError for a term over a space, whose numbers are open."""
+    defined = [*term.buffers, *term.barriers]
+    writer = _Writer({id(one): f"{_NAMED[type(one)]}_{one.name}" for one in defined})
+    lines = [f"{writer.names[id(one)]} = {writer.call(one, 0)}" for one in defined]
+    return "\n".join([_HEAD, *lines, writer.call(term, 0), ""])
+
+
+def key_of(text: str) -> str:
+    """Return the SHA-256 of a term's text, in hexadecimal digits."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+class _Writer:
+    """Texts of parts; what is defined is written by its name."""
+
+    def __init__(self, names: Mapping[int, str]) -> None:
+        self.names = names
+
+    def part(self, part: Any, depth: int) -> str:
+        """Return the text of any part."""
+        match part:
+            case Buffer() | statement.Barrier():
+                return f"{_NAMED[type(part)]}_{part.name}"
+            case Instruction():
+                return f"Instruction({part.name!r})"
+            case tuple():
+                inside = ", ".join(self.part(one, depth) for one in part)
+                return f"({inside}{',' * (len(part) == 1)})"
+            case bool() | np.bool_():
+                return repr(bool(part))
+            case int() | np.integer():
+                return repr(int(part))
+            case float() | np.floating() if not math.isnan(part):
+                return repr(float(part))
+            case str() | None:
+                return repr(part)
+            case _ if type(part) in CLASSES.values():
+                return self.call(part, depth)
+        raise ProgramError(f"a term's text has no {type(part).__name__}: {str(part)[:60]}")
+
+    def call(self, part: Any, depth: int) -> str:
+        """Return the text of a constructor."""
+        found = []
+        for f in fields(part):
+            given = getattr(part, f.name)
+            given = bool(given) if _hints(type(part))[f.name] is bool else given
+            if f.default is not MISSING and _same(given, f.default):
+                continue
+            if f.name in _LINES and given:
+                start = "\n" + "  " * (depth + 1)
+                inside = "".join(f"{start}{self.part(one, depth + 1)}," for one in given)
+                found.append(f"{f.name}=({inside})")
+            else:
+                found.append(f"{f.name}={self.part(given, depth)}")
+        return f"{type(part).__name__}({', '.join(found)})"
+
+
+def _same(given: Any, default: Any) -> bool:
+    """Say whether a field has its default, in type as well."""
+    return type(given) is type(default) and bool(np.all(given == default))
+
+
+def parse(
+    text: str, instructions: Mapping[str, Instruction] = types.MappingProxyType({})
+) -> program.Program:
+    """Return the term of a text; ``instructions`` by name come before the package's.
+
+    Raises ProgramError, with the line, for a text of another version or form, for parts that are
+    unknown or of another kind than a field takes, and for what makes no term.
+    """
+    if text.split("\n", 1)[0] != _HEAD:
+        raise ProgramError(f"a term's text begins with {_HEAD!r}; this one is of another kind")
+    try:
+        body = ast.parse(text).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise ProgramError(f"a term's text: {getattr(error, 'msg', error)}") from None
+    reader = _Reader({**INSTRUCTIONS, **instructions})
+    for node in body[:-1]:
+        match node:
+            case ast.Assign([ast.Name(name)], ast.Call() as call) if name not in reader.known:
+                made = reader.part(call, 0)
+                if type(made) not in _NAMED or name != f"{_NAMED[type(made)]}_{made.name}":
+                    raise _fault(node, f"{name} is no buffer or barrier of this name")
+                reader.known[name] = made
+            case _:
+                raise _fault(node, "is no definition of a buffer or a barrier")
+    match body[-1:]:
+        case [ast.Expr(node)]:
+            found = reader.part(node, 0)
+            if isinstance(found, program.Program):
+                reader.require_all(found)
+                return found
+    raise ProgramError("a term's text ends in Program(..)")
+
+
+class _Reader:
+    """Parts of texts, by definitions and instructions that are known."""
+
+    def __init__(self, instructions: Mapping[str, Instruction]) -> None:
+        self.instructions = instructions
+        self.known: dict[str, Any] = {}
+
+    def part(self, node: ast.expr, depth: int) -> Any:
+        """Return the part of a node."""
+        if depth > _DEEPEST:
+            raise _fault(node, f"is nested more than {_DEEPEST} levels deep")
+        match node:
+            case ast.Constant(bool() | int() | float() | str() | None as found):
+                return found
+            case ast.UnaryOp(ast.USub(), ast.Constant(int() | float() as number)) if not isinstance(
+                number, bool
+            ):
+                return -number
+            case ast.UnaryOp(ast.USub(), ast.Name("inf")):
+                return -math.inf
+            case ast.Name("inf"):
+                return math.inf
+            case ast.Name(name) if name in self.known:
+                return self.known[name]
+            case ast.Tuple(parts):
+                return tuple([self.part(one, depth + 1) for one in parts])
+            case ast.Call(ast.Name("Instruction"), [ast.Constant(str(name))], []):
+                if name not in self.instructions:
+                    known = nearest(name, self.instructions)
+                    raise _fault(node, f"instruction {name}: {known}; give parse one of your own")
+                return self.instructions[name]
+            case ast.Call(ast.Name(name), [], keywords) if name in CLASSES:
+                return self._made(node, CLASSES[name], keywords, depth)
+        raise _fault(node, f"{ast.unparse(node)[:60]} is no part of a term")
+
+    def _made(
+        self, node: ast.Call, kind: type, keywords: list[ast.keyword], depth: int
+    ) -> Any:  # fmt: skip
+        given = {k.arg: self.part(k.value, depth + 1) for k in keywords if k.arg}
+        hints = _hints(kind)
+        order = [name for name in hints if name in given]
+        if [k.arg for k in keywords] != order:
+            raise _fault(node, f"{kind.__name__} takes {', '.join(hints)}, in this order")
+        for name, value in given.items():
+            if not _fits(value, hints[name]):
+                raise _fault(node, f"{kind.__name__}: {name} is {str(value)[:60]}")
+        try:
+            return kind(**given)
+        except TypeError as error:
+            raise _fault(node, str(error).removeprefix(f"{kind.__name__}.")) from None
+        except TinyGpuError as error:
+            raise ProgramError(f"line {node.lineno} of a term's text: {error}") from None
+
+    def require_all(self, term: program.Program) -> None:
+        """Raise ProgramError unless the definitions are the term's buffers and barriers."""
+        own = [f"{_NAMED[type(one)]}_{one.name}" for one in (*term.buffers, *term.barriers)]
+        if own != list(self.known):
+            raise ProgramError("a term's text defines other buffers or barriers than its term has")
+
+
+def _fault(node: ast.AST, text: str) -> ProgramError:
+    return ProgramError(f"line {getattr(node, 'lineno', 0)} of a term's text: {text}")
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    """Return the types of a class's fields, in their order."""
+    hints = get_type_hints(kind)
+    assert is_dataclass(kind)
+    return {f.name: hints[f.name] for f in fields(kind)}
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Say whether a value is of a field's type; an int is a float, a bool is no int."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return any(_fits(value, one) for one in inner)
+    if origin is Literal:
+        return value in inner
+    if origin is tuple:
+        if not isinstance(value, tuple):
+            return False
+        each = _repeated(inner, len(value))
+        return len(each) == len(value) and all(map(_fits, value, each))
+    if hint is float:
+        return type(value) in (int, float)
+    if hint in (int, bool, str):
+        return type(value) is hint or (hint is int and type(value) is bool)
+    return isinstance(value, type(None) if hint is None else hint)
+
+
+def _repeated(inner: tuple[Any, ...], count: int) -> tuple[Any, ...]:
+    return inner[:1] * count if inner[1:] == (Ellipsis,) else inner
