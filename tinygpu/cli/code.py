@@ -61,25 +61,37 @@ def emit(
     cubin: Annotated[
         Path | None, typer.Option(help="Assemble too, into this file, and report.")
     ] = None,
+    term: Annotated[
+        Path | None,
+        typer.Option(help="Write the term too, as a text that tinygpu.term.text.parse reads."),
+    ] = None,
     device: ON = "",
     machine: OWN = "",
 ) -> None:
     """Write a schedule's PTX; of several, in parallel, PTX and cubins into a folder."""
     from tinygpu.codegen.emit import emit as emitted
     from tinygpu.codegen.run.assemble import assemble, check_waits, known_fault
+    from tinygpu.term.text import key_of, text_of
 
     if len(schedules) > 1:
-        if output is None or cubin is not None:
-            raise ScheduleError("several schedules: they are written into a folder; give -o FOLDER")
+        if output is None or cubin is not None or term is not None:
+            raise ScheduleError(
+                "several schedules: they are written into a folder; give -o FOLDER alone"
+            )
         _emit_all(
             [read_schedule(path, device, machine=machine) for path in schedules], output, arch
         )
         return
-    if output is not None and output == cubin:
-        raise ScheduleError(f"emit: -o and --cubin are both {output}; give two files")
+    files = [path for path in (output, cubin, term) if path is not None]
+    if twice := [path for path in files if files.count(path) > 1]:
+        raise ScheduleError(f"emit: {twice[0]} is written twice; give two files")
     given = read_schedule(schedules[0], device, machine=machine).for_arch(arch)
     meaning = given.computing()
     text = emitted(meaning.program, given.device.arch, given.problem.sizes)
+    if term is not None:
+        written = text_of(meaning.program)
+        write(term, written)
+        typer.echo(f"{term}: the term, SHA-256 {key_of(written)}", err=output is None)
     code = None if cubin is None else assemble(text, given.device.arch)
     waits = None if code is None else check_waits(code)
     if output is None:

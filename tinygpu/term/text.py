@@ -4,15 +4,15 @@ A text is one Python expression of constructors, and before it a definition for 
 barrier.  It is read by ``ast``, never executed: a name is a class of ``CLASSES``, a definition or
 ``inf``; an argument is a number, a string, a tuple or another part.  Arguments have the names of
 the class's fields, in their order; fields at their default are left out.  An instruction is written
-by its name alone, so that one of the user's is given to ``parse`` again.
+by its name; one that is not the package's by its name and ``own=True``, and ``parse`` is given it.
 
->>> from tinygpu.machines.elementwise import Elementwise, LADDER
+>>> from tinygpu.machines.simt import LADDER, Simt
 >>> from tinygpu.term.machine import Chosen
->>> from tinygpu.term.operation import elementwise
->>> term = Elementwise().program(elementwise("a*x"), Chosen(LADDER["vectorised"]))
+>>> from tinygpu.term.operation import matmul
+>>> term = Simt().program(matmul(), Chosen(LADDER["naive"]))
 >>> text = text_of(term)
 >>> print(text.splitlines()[1])
-buffer_x = Buffer(name='x', level='gmem', dtype='f32', shape=('i',), stride=(1,))
+buffer_a = Buffer(name='a', level='gmem', dtype='f32', shape=('m', 'k'), stride=('ld_a', 1))
 >>> parse(text) == term
 True
 
@@ -27,6 +27,7 @@ import ast
 import hashlib
 import math
 import types
+import warnings
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
@@ -59,17 +60,15 @@ CLASSES: Mapping[str, type] = {
     )
 }  # fmt: skip
 """What a text can make, beside instructions."""
-_NAMED: Mapping[type, str] = {Buffer: "buffer", statement.Barrier: "barrier"}
 _LINES = ("body", "roles", "buffers", "barriers")
 """Fields of which each part stands on a line of its own."""
 
 
 def text_of(term: program.Program) -> str:
-    """Return a term's text.  Raises ProgramError for a term over a space, whose numbers are open."""
-    defined = [*term.buffers, *term.barriers]
-    writer = _Writer({id(one): f"{_NAMED[type(one)]}_{one.name}" for one in defined})
-    lines = [f"{writer.names[id(one)]} = {writer.call(one, 0)}" for one in defined]
-    return "\n".join([_HEAD, *lines, writer.call(term, 0), ""])
+    """Return a term's text.  Raises ProgramError for one over a space, whose numbers are open."""
+    defined: list[Buffer | statement.Barrier] = [*term.buffers, *term.barriers]
+    lines = [f"{_name(one)} = {_call(one, 0)}" for one in defined]
+    return "\n".join([_HEAD, *lines, _call(term, 0), ""])
 
 
 def key_of(text: str) -> str:
@@ -77,49 +76,50 @@ def key_of(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-class _Writer:
-    """Texts of parts; what is defined is written by its name."""
+def _name(part: Buffer | statement.Barrier) -> str:
+    return f"{'buffer' if isinstance(part, Buffer) else 'barrier'}_{part.name}"
 
-    def __init__(self, names: Mapping[int, str]) -> None:
-        self.names = names
 
-    def part(self, part: Any, depth: int) -> str:
-        """Return the text of any part."""
-        match part:
-            case Buffer() | statement.Barrier():
-                return f"{_NAMED[type(part)]}_{part.name}"
-            case Instruction():
-                return f"Instruction({part.name!r})"
-            case tuple():
-                inside = ", ".join(self.part(one, depth) for one in part)
-                return f"({inside}{',' * (len(part) == 1)})"
-            case bool() | np.bool_():
-                return repr(bool(part))
-            case int() | np.integer():
-                return repr(int(part))
-            case float() | np.floating() if not math.isnan(part):
-                return repr(float(part))
-            case str() | None:
-                return repr(part)
-            case _ if type(part) in CLASSES.values():
-                return self.call(part, depth)
-        raise ProgramError(f"a term's text has no {type(part).__name__}: {str(part)[:60]}")
+def _part(part: Any, depth: int) -> str:
+    """Return the text of any part; what is defined is written by its name."""
+    match part:
+        case Buffer() | statement.Barrier():
+            return _name(part)
+        case Instruction():
+            own = "" if INSTRUCTIONS.get(part.name) == part else ", own=True"
+            return f"Instruction({part.name!r}{own})"
+        case tuple():
+            inside = ", ".join(_part(one, depth) for one in part)
+            return f"({inside}{',' * (len(part) == 1)})"
+        case bool() | np.bool_():
+            return repr(bool(part))
+        case int() | np.integer():
+            return repr(int(part))
+        case float() | np.floating() if not math.isnan(part):
+            return repr(float(part))
+        case str() | None:
+            return repr(part)
+        case _ if type(part) in CLASSES.values():
+            return _call(part, depth)
+    raise ProgramError(f"a term's text has no {type(part).__name__}: {str(part)[:60]}")
 
-    def call(self, part: Any, depth: int) -> str:
-        """Return the text of a constructor."""
-        found = []
-        for f in fields(part):
-            given = getattr(part, f.name)
-            given = bool(given) if _hints(type(part))[f.name] is bool else given
-            if f.default is not MISSING and _same(given, f.default):
-                continue
-            if f.name in _LINES and given:
-                start = "\n" + "  " * (depth + 1)
-                inside = "".join(f"{start}{self.part(one, depth + 1)}," for one in given)
-                found.append(f"{f.name}=({inside})")
-            else:
-                found.append(f"{f.name}={self.part(given, depth)}")
-        return f"{type(part).__name__}({', '.join(found)})"
+
+def _call(part: Any, depth: int) -> str:
+    """Return the text of a constructor."""
+    found, hints = [], _hints(CLASSES[type(part).__name__])
+    for f in fields(part):
+        given: Any = getattr(part, f.name)
+        if hints[f.name] in (bool, int) and isinstance(given, int | np.integer | np.bool_):
+            given = hints[f.name](given)  # one for the other, as 1 for True
+        if f.default is not MISSING and _same(given, f.default):
+            continue
+        if f.name in _LINES and given:
+            start = "\n" + "  " * (depth + 1)
+            inside = "".join(f"{start}{_part(one, depth + 1)}," for one in given)
+            found.append(f"{f.name}=({inside})")
+        else:
+            found.append(f"{f.name}={_part(given, depth)}")
+    return f"{type(part).__name__}({', '.join(found)})"
 
 
 def _same(given: Any, default: Any) -> bool:
@@ -130,7 +130,7 @@ def _same(given: Any, default: Any) -> bool:
 def parse(
     text: str, instructions: Mapping[str, Instruction] = types.MappingProxyType({})
 ) -> program.Program:
-    """Return the term of a text; ``instructions`` by name come before the package's.
+    """Return the term of a text; ``instructions``, by name, are those that it calls own.
 
     Raises ProgramError, with the line, for a text of another version or form, for parts that are
     unknown or of another kind than a field takes, and for what makes no term.
@@ -138,22 +138,24 @@ def parse(
     if text.split("\n", 1)[0] != _HEAD:
         raise ProgramError(f"a term's text begins with {_HEAD!r}; this one is of another kind")
     try:
-        body = ast.parse(text).body
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", SyntaxWarning)  # as 1in, which is read as 1 in
+            body = ast.parse(text).body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ProgramError(f"a term's text: {getattr(error, 'msg', error)}") from None
-    reader = _Reader({**INSTRUCTIONS, **instructions})
+    reader = _Reader(instructions)
     for node in body[:-1]:
         match node:
             case ast.Assign([ast.Name(name)], ast.Call() as call) if name not in reader.known:
                 made = reader.part(call, 0)
-                if type(made) not in _NAMED or name != f"{_NAMED[type(made)]}_{made.name}":
+                if not isinstance(made, Buffer | statement.Barrier) or name != _name(made):
                     raise _fault(node, f"{name} is no buffer or barrier of this name")
                 reader.known[name] = made
             case _:
                 raise _fault(node, "is no definition of a buffer or a barrier")
     match body[-1:]:
-        case [ast.Expr(node)]:
-            found = reader.part(node, 0)
+        case [ast.Expr(last)]:
+            found = reader.part(last, 0)
             if isinstance(found, program.Program):
                 reader.require_all(found)
                 return found
@@ -161,10 +163,10 @@ def parse(
 
 
 class _Reader:
-    """Parts of texts, by definitions and instructions that are known."""
+    """Parts of texts, by definitions that are known and the user's own instructions."""
 
-    def __init__(self, instructions: Mapping[str, Instruction]) -> None:
-        self.instructions = instructions
+    def __init__(self, own: Mapping[str, Instruction]) -> None:
+        self.own = own
         self.known: dict[str, Any] = {}
 
     def part(self, node: ast.expr, depth: int) -> Any:
@@ -187,10 +189,17 @@ class _Reader:
             case ast.Tuple(parts):
                 return tuple([self.part(one, depth + 1) for one in parts])
             case ast.Call(ast.Name("Instruction"), [ast.Constant(str(name))], []):
-                if name not in self.instructions:
-                    known = nearest(name, self.instructions)
-                    raise _fault(node, f"instruction {name}: {known}; give parse one of your own")
-                return self.instructions[name]
+                if name not in INSTRUCTIONS:
+                    raise _fault(node, f"instruction {name}: {nearest(name, INSTRUCTIONS)}")
+                return INSTRUCTIONS[name]
+            case ast.Call(
+                ast.Name("Instruction"),
+                [ast.Constant(str(name))],
+                [ast.keyword("own", ast.Constant(value=True))],
+            ):
+                if name not in self.own:
+                    raise _fault(node, f"instruction {name} is the user's own; give it to parse")
+                return self.own[name]
             case ast.Call(ast.Name(name), [], keywords) if name in CLASSES:
                 return self._made(node, CLASSES[name], keywords, depth)
         raise _fault(node, f"{ast.unparse(node)[:60]} is no part of a term")
@@ -215,7 +224,7 @@ class _Reader:
 
     def require_all(self, term: program.Program) -> None:
         """Raise ProgramError unless the definitions are the term's buffers and barriers."""
-        own = [f"{_NAMED[type(one)]}_{one.name}" for one in (*term.buffers, *term.barriers)]
+        own = [*map(_name, term.buffers), *map(_name, term.barriers)]
         if own != list(self.known):
             raise ProgramError("a term's text defines other buffers or barriers than its term has")
 
@@ -247,7 +256,7 @@ def _fits(value: Any, hint: Any) -> bool:
     if hint is float:
         return type(value) in (int, float)
     if hint in (int, bool, str):
-        return type(value) is hint or (hint is int and type(value) is bool)
+        return type(value) is hint
     return isinstance(value, type(None) if hint is None else hint)
 
 
