@@ -46,27 +46,28 @@ def term(mask: str = "none", *, lse: bool = False, **others: Choosable) -> Progr
 
 
 @pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("pack_gqa", [1, 0])
-@pytest.mark.parametrize("split_kv", [1, 2, 4, 8])
+@pytest.mark.parametrize("pack_gqa", [1, 8, 16, 0])
+@pytest.mark.parametrize("split_kv", [1, 2, 8])
 def test_it_is_legal_and_its_mask_is_covered(mask: str, pack_gqa: int, split_kv: int) -> None:
     """For every number of tiles and trips; for all rows and keys, and queries that a mask asks."""
     program = term(mask, pack_gqa=pack_gqa, split_kv=split_kv)
     found = verdict(program)
     assert found.legal, str(found)
-    axes = "m, n" if not pack_gqa else "g, n" if mask == "none" else "g, m, n"
+    axes = {0: "m, n", 1: "g, n" if mask == "none" else "g, m, n"}.get(pack_gqa, "g, m, n")
     assert str(mask_cover(program)) == f"mask cover proved for every {axes}"
 
 
 @pytest.mark.parametrize(
     ("mask", "pack_gqa", "split_kv"),
     [("none", 1, 1), ("none", 1, 2), ("none", 0, 2), ("causal", 1, 8), ("causal", 0, 2),
-     ("window:40:25", 1, 4), ("window:40:25", 0, 2)],
+     ("window:40:25", 1, 4), ("window:40:25", 0, 2), ("causal", 8, 2), ("window:40:25", 16, 4)],
 )  # fmt: skip
 def test_it_computes_its_operation(mask: str, pack_gqa: int, split_kv: int) -> None:
     """Also its log-sum-exp; more heads, queries or CTAs than a block of rows or keys has."""
     program = term(mask, lse=True, pack_gqa=pack_gqa, split_kv=split_kv)
-    heads = 70 if pack_gqa else 2
-    for here in (sizes(1, 300, h=2, g=5, d=16, e=8), sizes(3, 70, g=heads, d=16, e=8)):
+    heads = {0: 2, 1: 70}.get(pack_gqa, 11)
+    for here in (sizes(1, 300, h=2, g=5, d=16, e=8), sizes(3, 70, g=heads, d=16, e=8),
+                 sizes(pack_gqa + 3, 90, g=heads, d=16, e=8)):  # fmt: skip
         found = computes(program, here)
         assert found, str(found)
 
@@ -101,11 +102,11 @@ def test_the_interpreter_gives_what_numpy_gives(pack_gqa: int) -> None:
 
 
 @pytest.mark.parametrize("mask", ["none", "causal"])
-@pytest.mark.parametrize(("pack_gqa", "split_kv"), [(1, 2), (1, 8), (0, 4)])
+@pytest.mark.parametrize(("pack_gqa", "split_kv"), [(1, 2), (1, 8), (0, 4), (8, 2), (16, 1)])
 def test_its_code_is_right(mask: str, pack_gqa: int, split_kv: int) -> None:
     """Without a finding of the emulator; a CTA may have no key at all."""
     program = term(mask, lse=True, pack_gqa=pack_gqa, split_kv=split_kv)
-    for here in (sizes(2, 330, g=9 if pack_gqa else 1), sizes(1, 33, h=2)):
+    for here in (sizes(2, 330, g=9 if pack_gqa else 1), sizes(1, 33, h=2), sizes(10, 70, g=9)):
         found = emulated(program, here, arch="sm_90a")
         assert found.findings == ()
         assert found.error < 0.6
@@ -361,3 +362,60 @@ def test_a_wrong_share_computes_something_else(name: str) -> None:
     found = mask_cover(program)
     assert found.outcome == outcome, found
     assert not computes(program, HERE)
+
+
+def head(change: Callable[[Affine], Affine], *, to: bool) -> Change:
+    """Change where a head's queries are loaded from, or to which lines."""
+
+    def one(s: Statement) -> Statement:
+        read = s.reads[0] if isinstance(s, Do) else None
+        if not isinstance(s, Do) or not isinstance(read, Access) or read.buffer.name != "q":
+            return s
+        if to:
+            origin = tuple(map(change, s.write.origin))
+            return replace(s, write=replace(s.write, origin=origin))
+        return replace(s, reads=(replace(read, origin=tuple(map(change, read.origin))),))
+
+    return lambda program: rewritten(program, one)
+
+
+def steps(name: str, step: int) -> Callable[[Affine], Affine]:
+    return lambda form: Affine(
+        form.constant, tuple((n, step if n == name else c) for n, c in form.terms)
+    )
+
+
+def by_thread(digit: int, step: int) -> Change:
+    """Let the mask count queries otherwise by a digit of threads."""
+
+    def one(s: Statement) -> Statement:
+        if not isinstance(s, Do) or s.where is None or not any(s.where.thread):
+            return s
+        thread = tuple(step if i == digit else n for i, n in enumerate(s.where.thread))
+        return replace(s, where=replace(s.where, thread=thread))
+
+    return lambda program: rewritten(program, one)
+
+
+PACKED: dict[str, tuple[str, Change]] = {
+    "all lines of the first head": ("unproved", head(steps("head", 0), to=False)),
+    "every second head": ("proved", head(steps("head", 2), to=False)),
+    "heads at one place": ("unproved", head(steps("head", 0), to=True)),
+    "heads that overlap": ("unproved", head(steps("head", 4), to=True)),
+    "queries of the block after": ("wrong", head(
+        lambda f: f + 8 if "bm" in str(f) else f, to=False)),
+    "a query for each two rows": ("wrong", by_thread(1, 0)),
+    "a query for each warp": ("wrong", by_thread(2, 1)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_a_wrong_block_of_heads_is_not_proved(name: str) -> None:
+    """By the cover, or where it has not to say anything by the laws of where tiles lie."""
+    outcome, change = PACKED[name]
+    right = term("causal", pack_gqa=8)
+    program = change(right)
+    assert program != right
+    found = mask_cover(program)
+    assert found.outcome == outcome, found
+    assert not computes(program, sizes(11, 90, g=11, d=16, e=8))

@@ -100,13 +100,13 @@ WORDS = {"fma", "alu", "mufu", "cvt", "mov", "mbarrier"}
 
 WALK_LINES = {
     "meaning": 5575,
-    "legality": 7749,
+    "legality": 7807,
     "time": 4850,
     "tinygpu.codegen.emit kernel rules": 4073,
 }
 """The most lines of a walk."""
 
-LINES = 64100
+LINES = 64191
 """The most lines of the three folders together; without the emulator they are to be 40,000."""
 
 

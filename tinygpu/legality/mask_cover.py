@@ -111,7 +111,8 @@ class Reading:
     ranks among them.  ``numbers``: parameters and tile values.  ``turn`` counts to ``trips``.
     ``row`` and ``key`` are the origins of a tile's rows and of a turn's block of ``block`` keys;
     ``values`` those of its values.  ``digits``: (extent, row step, key step) of what a score is
-    counted by.  ``others``: where a tile is along axes that the condition names beside these two.
+    counted by.  ``others``: where a score is along further axes, of rows that are counted along
+    several or that the condition names: the origin and a step for each digit.
     """
 
     sizes: tuple[str, ...]
@@ -130,7 +131,7 @@ class Reading:
     values: Affine
     uses: tuple[Weighted, ...]
     cluster: tuple[tuple[str, int], ...] = ()
-    others: Mapping[str, Affine] = field(default_factory=dict)
+    others: Mapping[str, tuple[Affine, tuple[int, ...]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +185,9 @@ class _Numbers:
         self.quotients = 0
         m, n = self.named(reading.rows), self.named(reading.keys)
         self.sizes, self.trips = (m, n), self.named(reading.trips)
+        extents = [extent for extent, _, _ in reading.digits]
+        self.digits = [self.below(f"digit {i}", extent) for i, extent in enumerate(extents)]
+        self.others = {axis: self.counted(*place) for axis, place in reading.others.items()}
 
     def new(self, name: str) -> Any:
         """Return an unknown integer; a name with a blank is none of a term's."""
@@ -242,6 +246,13 @@ class _Numbers:
             total = total + factor * (turn if name == self.reading.turn else self.named(name))
         return total
 
+    def counted(self, form: Affine, steps: Sequence[int], turn: Any = None) -> Any:
+        """Return a form, in the loop at a turn, and so many steps of each digit further."""
+        total = self.form(form, turn)
+        for digit, step in zip(self.digits, steps, strict=True):
+            total = total + step * digit
+        return total
+
     def acts(self, guards: Sequence[Guard], turn: Any = None) -> Any:
         """Return whether guards hold."""
         every = [self.z3.BoolVal(True, self.solver.ctx)]
@@ -255,16 +266,14 @@ class _Numbers:
         reading, (_, n) = self.reading, self.sizes
         every = [*self.exists(row), key >= 0, key < n]
         if reading.condition is not None:
-            others = {axis: self.form(form) for axis, form in reading.others.items()}
-            point = {**others, reading.rows: row, reading.keys: key}
+            point = {**self.others, reading.rows: row, reading.keys: key}
             every.append(self.of(reading.condition, point))
         return self.z3.And(*every)
 
     def exists(self, row: Any) -> list[Any]:
         """Return that a row is one of the array's."""
         inside = [row >= 0, row < self.sizes[0]]
-        for axis, form in self.reading.others.items():
-            at = self.form(form)
+        for axis, at in self.others.items():
             inside += [at >= 0, at < self.named(axis)]
         return inside
 
@@ -329,10 +338,9 @@ def _answers(reading: Reading) -> Iterator[Cover | None]:
     z3, trips = asked.z3, asked.trips
     turn, quotient, wanted = (asked.new(f"its {name}") for name in ("turn", "block", "key"))
     within = [turn >= 0, turn < trips]
-    digits = [asked.below(f"digit {i}", extent) for i, (extent, _, _) in enumerate(reading.digits)]
-    row, key = asked.form(reading.row), asked.form(reading.key, turn)
-    for digit, (_, along_rows, along_keys) in zip(digits, reading.digits, strict=True):
-        row, key = row + along_rows * digit, key + along_keys * digit
+    _, along_rows, along_keys = zip(*reading.digits, strict=True)
+    row = asked.counted(reading.row, along_rows)
+    key = asked.counted(reading.key, along_keys, turn)
     exists = asked.exists(row)
     shown = {"row": row, "key": key, "turn": turn}
 
@@ -345,9 +353,7 @@ def _answers(reading: Reading) -> Iterator[Cover | None]:
 
     hidden = [z3.BoolVal(False, asked.solver.ctx)]
     for hide in reading.hides:
-        number = asked.form(hide.number, turn)
-        for digit, by in zip(digits, hide.steps, strict=True):
-            number = number + by * digit
+        number = asked.counted(hide.number, hide.steps, turn)
         holds = number < asked.form(hide.bound, turn)
         hidden.append(z3.And(asked.acts(hide.guards, turn), holds))
     gone, seen = z3.Or(*hidden), asked.seen(row, key)
@@ -372,8 +378,9 @@ def _of_cluster(reading: Reading) -> tuple[int, Affine]:
         [(_factor(reading.key, n), n, many) for n, many in reading.cluster],
     )
     apart = sorted(one for one in steps if one[0])
+    rows = [reading.row, *(form for form, _ in reading.others.values())]
     for step, name, many in apart:
-        if step != block or _factor(reading.row, name):
+        if step != block or any(_factor(form, name) for form in rows):
             raise _UnreadError(f"CTAs along {name} have other keys, which do not follow each other")
         block *= many
     names = [name for _, name, _ in apart]
@@ -437,10 +444,15 @@ def read(program: Program) -> Reading:
     if loop is None or around[:2] != (tile, loop) or not _counted(inner):
         raise _UnreadError(f"{product} stands under a guard, or in other loops")
     layout = _layout(product, inner)
-    row_axis, row, _ = _along(loads[_name(product.reads[0])], layout.lines[0])
+    rows = loads[_name(product.reads[0])]
+    (row_axis, row, steps), *further = _of_rows(rows, layout, program)
     key_axis, key, block = _along(loads[_name(product.reads[1])], layout.lines[1])
     walks = _Following(body, tile, loop, loads)
-    if key_axis != keys or row_axis == keys or layout.keys != block:
+    others = {axis: (walks.own(form, rows), by) for axis, form, by in further}
+    for node in condition.nodes() if condition else ():
+        if isinstance(node, Index) and (axis := node.axis) not in (row_axis, keys, *others):
+            others[axis] = walks.own(_still(rows, axis), rows), (0,) * len(layout.digits)
+    if key_axis != keys or keys in (row_axis, *others) or layout.keys != block:
         raise _UnreadError(f"{product} does not multiply rows with a whole block of {keys}")
     if walks.turn(product.reads[0]) is not None or walks.turn(product.reads[1]) != var(loop.var):
         raise _UnreadError(f"{product} does not read the rows of its tile and the keys of its turn")
@@ -457,12 +469,6 @@ def read(program: Program) -> Reading:
     if roles[0].copy:
         places[roles[0].copy] = Constant(roles[0].copies)
     numbers = {**dict(program.parameters), **program.tile_values}
-    first = loads[_name(product.reads[0])]
-    others = {
-        axis: walks.own(_still(first, axis), first)
-        for node in (condition.nodes() if condition else ())
-        if isinstance(node, Index) and (axis := node.axis) not in (row_axis, keys)
-    }
     names = [*program.operation.axes, *places, *numbers, loop.var]
     if len({*names}) != len(names):
         raise _UnreadError(f"two of {', '.join(names)} share a name")
@@ -475,10 +481,10 @@ def read(program: Program) -> Reading:
         numbers=numbers,
         turn=loop.var,
         trips=str(loop.trips),
-        row=row + layout.row,
+        row=row,
         key=walks.own(key, loads[_name(product.reads[1])]),
         block=block,
-        digits=layout.digits,
+        digits=tuple((n, by, key) for (n, _, key), by in zip(layout.digits, steps, strict=True)),
         hides=hides,
         values=next(iter(values.values())),
         uses=tuple(uses),
@@ -560,7 +566,7 @@ def _loads(program: Program) -> dict[str, _Load]:
         for source in s.reads:
             if not isinstance(source, Access) or source.buffer.level != "gmem":
                 continue
-            load, name = _load(_gathered(s, around, program), around), s.write.buffer.name
+            load, name = _load(*_gathered(s, around, program)), s.write.buffer.name
             if role.copies != 1 or load.same != found.setdefault(name, load).same:
                 raise _UnreadError(f"{s} does not load what others do into its stage")
             loads.add(id(s))
@@ -575,30 +581,46 @@ def _loads(program: Program) -> dict[str, _Load]:
     return found
 
 
-def _gathered(do: Do, around: Sequence[Block], program: Program) -> Do:
-    """Return the parts that CTAs along an axis load for each other as one load by each of them.
+def _gathered(
+    do: Do, around: Sequence[Block], program: Program
+) -> tuple[Do, Sequence[Block]]:  # fmt: skip
+    """Return parts as one load, and what is around it.
 
-    All CTAs of a cluster are at the same tile and turn, so they load parts of the same box.
+    Parts are what CTAs along an axis load for each other, all at the same tile and turn, and what
+    the turns of a loop load whose number is a constant and which the ring does not count.
     """
-    if not do.multicast:
-        return do
-    rank, ctas = do.multicast, dict(program.cluster).get(do.multicast, 0)
+    parts: list[tuple[str, int]] = []
+    if do.multicast:
+        parts.append((do.multicast, dict(program.cluster).get(do.multicast, 0)))
+    names = {name for name, _ in do.write.index.terms}
+    loops = [b for b in around if isinstance(b, For) and b.var not in names and _counted([b])]
+    parts += [(loop.var, _counted([loop])[loop.var]) for loop in loops]
+    for name, count in parts:
+        do = _joined(do, name, count)
+    left = [b for b in around if b not in loops]
+    if any(n in dict(parts) for b in left for form, _ in b.guards for n, _ in form.terms):
+        raise _UnreadError(f"{do} does not load all parts of what it has")
+    return do, left
+
+
+def _joined(do: Do, name: str, count: int) -> Do:
+    """Return the parts that a variable counts as one load by each."""
     (source,) = do.reads
     assert isinstance(source, Access)
 
     def whole(access: Access) -> tuple[Access, list[int]]:
-        steps = tuple(_factor(o, rank) for o in access.origin)
+        steps = tuple(_factor(o, name) for o in access.origin)
         left = (
-            Affine(o.constant, tuple(t for t in o.terms if t[0] != rank)) for o in access.origin
+            Affine(o.constant, tuple(t for t in o.terms if t[0] != name)) for o in access.origin
         )
-        value = (*access.value, *[steps] * (ctas > 1))
+        value = (*access.value, *[steps] * (count > 1))
         return replace(access, value=value, origin=tuple(left)), [step for step in steps if step]
 
     (write, to), (read, of) = whole(do.write), whole(source)
-    apart = any(n == rank for b in around for form, _ in b.guards for n, _ in form.terms)
-    if ctas < 1 or (ctas > 1 and (len(to) != 1 or to != of or apart)):
-        raise _UnreadError(f"{do} does not load its own part of what all CTAs along {rank} have")
-    values = (*do.values, *[ctas] * (ctas > 1))
+    same = to == of or name != do.multicast  # of a loop the modes say where each part lies
+    if count < 1 or (count > 1 and (len(to) != 1 or len(of) != 1 or not same)):
+        raise _UnreadError(f"{do} does not load its own part of what all along {name} have")
+    values = (*do.values, *[count] * (count > 1))
     return replace(do, values=values, write=write, reads=(read,), multicast="")
 
 
@@ -662,6 +684,42 @@ def _along(load: _Load, dimension: int) -> tuple[str, Affine, int]:
     ):
         raise _UnreadError(f"{load.do} does not fill its stage line by line")
     return str(source.buffer.shape[axis]), source.origin[axis], int(lines)
+
+
+def _of_rows(
+    load: _Load, layout: _Layout, program: Program
+) -> list[tuple[str, Affine, tuple[int, ...]]]:
+    """Return along which axes rows count, the slowest first: where, and a step for each digit.
+
+    Lines of a ring that are all along one axis are its rows.  Else each axis has one mode of lines,
+    and each digit of the layout counts within one mode.
+    """
+    dimension, source = layout.lines[0], load.source
+    lines = [(n, to[dimension], steps) for n, steps, to in load.modes if to[dimension] and n > 1]
+    axes = [{d for d, step in enumerate(steps) if step} for _, _, steps in lines]
+    if len(set().union(*axes)) == 1:
+        axis, form, _ = _along(load, dimension)
+        return [(axis, form + layout.row, tuple(row for _, row, _ in layout.digits))]
+    alone = {name for name, n in program.cluster if n == 1}
+    alone |= {role.copy for role in program.roles if role.copies == 1}
+    moved = {name for name, _ in layout.row.terms} - alone
+    once, many = exactly_once([(n, step) for n, step, _ in lines])
+    whole = once and many == load.do.write.buffer.shape[dimension]
+    if moved or layout.row.constant or not whole or any(map(_sum, load.do.write.origin)):
+        raise _UnreadError(f"{load.do} does not fill its stage line by line")
+    if any(len(one) != 1 for one in axes) or len(set().union(*axes)) < len(axes):
+        raise _UnreadError(f"{load.do} moves along several axes in one mode, or twice along one")
+    found = []
+    for (n, line, steps), (d,) in sorted(zip(lines, axes, strict=True), key=lambda x: -x[0][1]):
+        by = tuple(
+            row // line * steps[d] if line <= row < line * n else 0 for _, row, _ in layout.digits
+        )
+        found.append((str(source.buffer.shape[d]), source.origin[d], by))
+    for extent, row, _ in layout.digits:
+        within = [line for n, line, _ in lines if row % line == 0 and row * extent <= line * n]
+        if row and extent > 1 and not any(line <= row for line in within):
+            raise _UnreadError(f"{load.do} has rows that a digit of the product counts across")
+    return found
 
 
 def _still(load: _Load, axis: str) -> Affine:

@@ -17,13 +17,13 @@ arXiv:2307.08691.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from typing import Any, ClassVar
 
 from tinygpu.errors import OperationError
 from tinygpu.isa.memory import GMEM, L2, REGISTERS, SMEM
-from tinygpu.term.builder import Held, Kernel, LoopIndex, Number, Piece, Tile
+from tinygpu.term.builder import Array, Held, Kernel, LoopIndex, Number, Piece, Tile
 from tinygpu.term.expression import Constant, apply, value
 from tinygpu.term.machine import Choice, Machine, Requirement, Value, instructions
 from tinygpu.term.operation import Operation, attention, window_of
@@ -35,7 +35,13 @@ _BLOCK = 64  # spec: PTX ISA, wgmma's rows
 _LOG2_E = math.log2(math.e)
 _LEAST = -(2.0**100)
 """Below any score, and finite when it is scaled: a row without a visible key has weights 0."""
-_QUERIES = "m = (bm rank tm)"
+_PACKED = {
+    0: ("bg", "(bm rank tm)"),
+    1: ("(bg rank tm)", "bm"),
+    8: ("(bg rank w warp half)", "(bm octet)"),
+    16: ("(bg rank w warp)", "(bm half octet)"),
+}
+"""Heads and queries of a block's rows, by how many queries it has."""
 _ROWS, _KEYS = "tm = (w warp half octet)", "tn = (group quad pair)"
 _SLAB, _SLAB_KEYS = 64, "tn = (span group quad pair)"  # 128 B of 16-bit weights
 _OWN_ROWS, _OF_QUERIES = "high = (warp half octet)", "td = (deep quad word)"
@@ -240,9 +246,11 @@ class Attention(FlashAttention):
     pack_gqa = Choice(
         0,
         1,
+        8,
+        16,
         structural=True,
         before=0,
-        meaning="rows of a block: queries of a head, or the heads of a query that share keys (1)",
+        meaning="queries of a block whose other rows are heads that share keys; 0: of one head",
     )
 
     @property
@@ -252,13 +260,13 @@ class Attention(FlashAttention):
 
     @property
     def tile_by(self) -> str:
-        """Where a CTA's queries lie; one, if its rows are heads."""
-        return "m = bm" if self.pack_gqa else _QUERIES
+        """Where a CTA's queries lie, in which digits threads hold them."""
+        return f"m = {_PACKED[self.pack_gqa][1]}"
 
     @property
     def heads_by(self) -> str:
-        """Which heads a CTA has: one, or a row each of those that share keys."""
-        return f"l = bl, h = bh, g = {'(bg rank tm)' if self.pack_gqa else 'bg'}"
+        """Which heads a CTA has: one, or those that share keys, in which digits of threads."""
+        return f"l = bl, h = bh, g = {_PACKED[self.pack_gqa][0]}"
 
     @property
     def blocks_by(self) -> str:
@@ -272,8 +280,11 @@ class Attention(FlashAttention):
 
     @property
     def whole(self) -> str:
-        """Where tiles of the inputs lie."""
-        return f"{self.heads_by}, {self.tile_by}, d = td, {self.blocks_by}, e = te"
+        """Where tiles of the inputs lie; of several heads, the queries of one."""
+        rows = f"{self.heads_by}, {self.tile_by}"
+        if self.pack_gqa > 1:
+            rows = "l = bl, h = bh, g = (bg rank head), m = (bm line), tm = (head line)"
+        return f"{rows}, d = td, {self.blocks_by}, e = te"
 
     @property
     def out_by(self) -> str:
@@ -340,7 +351,7 @@ class Attention(FlashAttention):
                     and (d.order, d.together) == ("straight", "kv heads")
                     and (d.consumers == 1) & (d.cluster_m == 1)
                 ),
-                "a block of 64 heads has one query, and its tiles have no order to choose",
+                "a block of several heads has few queries, and its tiles have no order to choose",
                 "choose pack_gqa 0; or consumers 1, cluster_m 1, weights registers, order "
                 "straight and together kv heads",
             ),
@@ -361,8 +372,8 @@ class Attention(FlashAttention):
 
     @property
     def span(self) -> Any:
-        """Queries of a tile: of all CTAs of a cluster; 1 where the rows are heads."""
-        return 1 if self.pack_gqa else self.rows * self.cluster_m
+        """Queries of a tile: of all CTAs of a cluster, or those of its heads."""
+        return self.pack_gqa or self.rows * self.cluster_m
 
     def forward(self, k: Kernel) -> None:
         """Let a producer fill the rings; let consumers multiply twice a block, and store."""
@@ -377,6 +388,9 @@ class Attention(FlashAttention):
         if self.split_kv > 1:
             k.cluster(rank_n=self.split_kv)
         k.tile(tm=self.rows, tn=self.tile_n, td=self.depth, te=self.depth)
+        packed = self.pack_gqa > 1
+        if packed:
+            k.tile(line=self.pack_gqa)
         several = self.consumers * self.cluster_m
         receivers = "cluster" if self.split_kv == 1 else "rank"
         rings = [
@@ -393,11 +407,12 @@ class Attention(FlashAttention):
         with k.role("producer", warps=4, registers=select(few, 32, 24)):
             with k.elect():
                 for tile in self.tiles(k):
-                    ring_q.fill(tile, q[self.whole])
+                    each = k.unrolled("head", _BLOCK // self.pack_gqa) if packed else (None,)
+                    ring_q.fill(tile, q, self.whole, each)
                     for step in self.steps(k, tile):
                         back = step.last - step
-                        ring_k.fill(step, keys[back][self.whole])
-                        ring_v.fill(step, values[back][self.whole])
+                        ring_k.fill(step, keys[back], self.whole)
+                        ring_v.fill(step, values[back], self.whole)
             k.sync("cluster")
         with k.role("consumer", warpgroups=1, registers=select(few, 160, 240), w=copies):
             self.consume(k, *rings)
@@ -510,11 +525,15 @@ class BlockRing:
         self.full = k.mbarriers(f"{name}_full", stages, arrivals=1)
         self.empty = k.mbarriers(f"{name}_empty", stages, arrivals=releases)
 
-    def fill(self, number: LoopIndex, part: Piece) -> None:
-        """Load a tile once its stage is free."""
-        self.k.wait(self.empty[number - self.stages])
-        self.k.arrive(self.full[number], expect=self.tile.stage_bytes)
-        self.k.tma(self.tile[number], part, signal=self.full[number], share=self.share, trim=False)
+    def fill(
+        self, number: LoopIndex, of: Array | Piece, at: str, turns: Iterable[object] = (None,)
+    ) -> None:
+        """Load a tile once its stage is free, a part in each turn of a loop."""
+        k, full = self.k, self.full[number]
+        k.wait(self.empty[number - self.stages])
+        k.arrive(full, expect=self.tile.stage_bytes)
+        for _ in turns:
+            k.tma(self.tile[number], of[at], signal=full, share=self.share, trim=False)
 
     def wait(self, number: LoopIndex) -> None:
         """Wait for a tile."""
@@ -770,6 +789,7 @@ _DECODE = {
     **_SKEWED, "consumers": 1, "stages_k": 3, "stages_v": 2, "persistent": 0, "split_kv": 2,
     "pack_gqa": 1, "settle": "early",
 }  # fmt: skip
+_DRAFT = {**_DECODE, "pack_gqa": 8}
 _MEMORY = {**_SKEWED, "depth": 64, "consumers": 3, "tile_n": 192, "weights": "shared"}
 
 STARTS: Mapping[str, Mapping[str, Value]] = {
@@ -795,5 +815,6 @@ STARTS: Mapping[str, Mapping[str, Value]] = {
     "early, pair multicast": _EARLY_PAIR,
     "weights through memory": _MEMORY,
     "decode": _DECODE,
+    "decode, 8 queries": _DRAFT,
 }
 """Named points: FlashAttention-2's order, FlashAttention-3's, and steps beyond."""

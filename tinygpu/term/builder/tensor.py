@@ -100,9 +100,9 @@ class TensorInstructions(Arithmetic):
         """Copy a tile from global memory by TMA; its bytes land at the barrier ``signal``.
 
         With ``share`` = "tm by rank_n" each of the CTAs that rank_n counts loads a part of tm, and
-        sends it to all of them.  Of a tile's lines those beyond the array's end are left out
-        (``trim``), if no sum goes over them; else zeros are loaded.  ``by``: another instruction
-        that loads a tile.
+        sends it to all of them.  A pattern with tm = (head line) loads the lines of one ``head``, a
+        loop's digit.  Of a tile's lines those beyond the array's end are left out (``trim``), if no
+        sum goes over them; else zeros are loaded.  ``by``: another instruction that loads a tile.
         """
         tile = piece_of(tile)
         array, place = tile.array, self._place(part)
@@ -110,6 +110,10 @@ class TensorInstructions(Arithmetic):
         lines, wide = array.axes
         slab, extents = array.slab, {d: self._digits.extent(d) for d in array.axes}
         here, shared, rank = Affine(), "", ""
+        *turns, line = self._lines_of(array, part)
+        extents[lines] = self._digits.extent(line)
+        part_of_tile = sum((var(d, self._digits.along(lines, part.equations)[0][d])
+                            for d in turns), Affine())  # fmt: skip
         written = any(part.array.axes[down] in o.axes for o in self.op.outputs)
         if share:
             match = _SHARE.fullmatch(share)
@@ -124,14 +128,15 @@ class TensorInstructions(Arithmetic):
         moved = [*access.origin]
         for axis, digit in zip((down, right), array.axes, strict=True):
             moved[axis] = moved[axis] + here if digit == shared else moved[axis]
-        line, along, beyond = ([0] * len(moved) for _ in range(3))
-        line[down], along[right], beyond[right] = 1, 1, slab
-        steps = tuple(map(tuple, (along, line, beyond)))
+        steps = tuple(
+            tuple([step * (axis == d) for d in range(len(moved))])
+            for axis, step in ((right, 1), (down, 1), (right, slab))
+        )
         guard, trimmed = (True,) * len(moved), trim and written
         there = replace(access, value=steps, origin=tuple(moved), guard=guard, trimmed=trimmed)
-        to = (here, Affine(), Affine())
+        to = (here + part_of_tile, Affine(), Affine())
         if shared == wide:
-            to = (Affine(), Affine(), var(rank, extents[wide] // slab))
+            to = (part_of_tile, Affine(), var(rank, extents[wide] // slab))
         within, index = ((0, 1, 0), (1, 0, 0), (0, 0, 1)), tile.whole_use
         inside = Access(array.buffer, within, origin=to, index=index)
         values = (slab, extents[lines], extents[wide] // slab)
@@ -168,15 +173,22 @@ class TensorInstructions(Arithmetic):
         if not swizzled or rank < 2:
             raise error(f"{what}: {array.name} is no tile with the swizzle it needs", array.name)
         ends = {self._digits.expanded(part.equations, axis)[-1]: i for i, axis in enumerate(axes)}
-        lines, elements = (ends.get(digit, -1) for digit in array.axes[:2])
-        for axis, digit, found in ((-2, array.axes[0], 0 <= lines < rank - 1),
+        *turns, line = self._lines_of(array, part)
+        lines, elements = (ends.get(digit, -1) for digit in (line, array.axes[1]))
+        still = not any(map(self._digits.counted, turns))
+        for axis, digit, found in ((-2, line, 0 <= lines < rank - 1 and still),
                                    (-1, array.axes[1], elements == rank - 1)):  # fmt: skip
             others = (d for d in self._digits.expanded(part.equations, axes[axis])
-                      if d not in array.axes)  # fmt: skip
+                      if d not in (line, *array.axes))  # fmt: skip
             if not found or any(map(self._digits.counted, others)):
                 text = f"{what}: {part.array.name}'s axis {axes[axis]} has to end in {digit}"
                 raise error(f"{text}, as the tile {array.name} has it", part.array.name)
         return lines, elements
+
+    def _lines_of(self, array: Array, part: Piece) -> tuple[str, ...]:
+        """Return in which digits a tile's lines are counted by the pattern of what is copied."""
+        lines = array.axes[0]
+        return self._digits.expanded(part.equations, lines) if lines in part.equations else (lines,)
 
     def mma(
         self, sums: Held, x: Held, y: Held, *, by: Instruction = INSTRUCTIONS["mma.sync"]
