@@ -70,7 +70,7 @@ __all__ = ["CASES", "FIELDS", "Case", "Data", "compare", "main", "points", "prob
            "reference", "row_of", "searched", "summary", "visible", "words_of"]  # fmt: skip
 
 FIELDS = (
-    *("b", "h", "g", "d", "causal", "flops", "tflops", "ratio", "points"),
+    *("b", "h", "g", "d", "causal", "flops", "tflops", "ratio", "points", "decisions"),
     *("peer_reason", "peer_error", "fa3_seconds", "fa3_error", "fa3_reason"),
     *("fa2_seconds", "fa2_error", "fa2_reason"),
     *("triton", "triton_seconds", "triton_reason"),
@@ -196,7 +196,7 @@ def words_of(one: Case) -> tuple[str, ...]:
     return ("attention", *words, *(["--causal"] if one.causal else []))
 
 
-def searched(one: Case, seconds: float) -> dict[str, Program]:
+def searched(one: Case, seconds: float) -> dict[str, Schedule]:
     """Return what ``tinygpu search --measure`` finds, and what the model had first.
 
     Nothing that an earlier search measured is known.  Raises LaunchError for an error of it.
@@ -213,11 +213,8 @@ def searched(one: Case, seconds: float) -> dict[str, Program]:
     found = {FOUND: tree["best"][0]}
     if tree["model_first"]:
         found["model's first"] = tree["best"][tree["model_first"] - 1]
-    operation = problem_of(one).operation
     return {
-        name: Schedule(row["machine"], tuple(row["decisions"].items())).program(
-            MACHINES[row["machine"]], operation
-        )
+        name: Schedule(row["machine"], tuple(row["decisions"].items()))
         for name, row in found.items()
     }
 
@@ -498,8 +495,16 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
     return {**found, "failures": {**failures, **found["failures"]}}
 
 
-def row_of(one: Case, answer: Mapping[str, Any], programs: Mapping[str, Program]) -> dict[str, Any]:
-    """Return the row of what a worker measured.  Raises LaunchError if it measured nothing."""
+def row_of(
+    one: Case,
+    answer: Mapping[str, Any],
+    programs: Mapping[str, Program],
+    schedules: Mapping[str, Schedule],
+) -> dict[str, Any]:
+    """Return the row of what a worker measured; ``schedules`` are those that a search found.
+
+    Raises LaunchError if it measured nothing.
+    """
     timings, failures = answer.get("timings", {}), answer.get("failures", {})
     if not timings:
         reasons = "; ".join(f"{n}: {why}" for n, why in failures.items())
@@ -525,6 +530,9 @@ def row_of(one: Case, answer: Mapping[str, Any], programs: Mapping[str, Program]
         "tflops": one.flops / seconds * 1e-12 if seconds else None,
         "ratio": min(theirs) / seconds if seconds and theirs else None,
         "points": {n: t["seconds"] if t else failures.get(f"point {n}") for n, t in ours.items()},
+        "decisions": {
+            n: {"machine": s.machine, **dict(s.decisions)} for n, s in schedules.items()
+        },
         "peer_reason": failures.get("cudnn", ""), "peer_error": cudnn.get("error"),
         "fa3_seconds": fa3.get("seconds"), "fa3_error": fa3.get("error"),
         "fa3_reason": failures.get("fa3", ""),
@@ -615,13 +623,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
         with Worker((sys.executable, "-m", "benchmarks.attention", "--serve")) as worker:
             for one in chosen:
                 try:
+                    of, schedules = problem_of(one), dict[str, Schedule]()
                     if given.search:
-                        programs = searched(one, given.search)
+                        schedules = searched(one, given.search)
+                        programs = {
+                            name: found.program(MACHINES[found.machine], of.operation)
+                            for name, found in schedules.items()
+                        }
                     else:
-                        programs = {} if given.peers else points(problem_of(one), given.machines)
+                        programs = {} if given.peers else points(of, given.machines)
                     packed = base64.b64encode(pickle.dumps(programs)).decode()
                     request = {"do": "case", "case": asdict(one), "programs": packed}
-                    row = row_of(one, worker.ask(request, LIMIT_SECONDS), programs)
+                    row = row_of(one, worker.ask(request, LIMIT_SECONDS), programs, schedules)
                 except LaunchError as error:
                     failed.append(str(error))
                     sys.stdout.write(f"{error}\n")

@@ -155,6 +155,7 @@ def test_heads_of_a_block_share_what_is_loaded() -> None:
         ("split_kv", {"order": "longest"}),
         ("pack_gqa", {"split_kv": 1, "consumers": 2}),
         ("pack_gqa", {"split_kv": 1, "order": "longest"}),
+        ("pack_gqa", {"split_kv": 1, "epilogue": "tma", "pack_gqa": 8}),
     ],
 )
 def test_what_does_not_go_together_is_a_law(law: str, others: dict[str, Choosable]) -> None:

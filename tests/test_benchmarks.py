@@ -56,7 +56,6 @@ from tinygpu.search.neighbourhood import Candidate
 from tinygpu.search.tuning.climb import CUBLASLT, Tuned
 from tinygpu.space.measurement import Measurement, Results, canonical, describe
 from tinygpu.space.space import Space
-from tinygpu.term.machine import Chosen
 from tinygpu.term.operation import Problem
 from tinygpu.term.operation import matmul as product_of
 from tinygpu.term.schedule import Schedule, from_json
@@ -275,10 +274,9 @@ def test_what_the_command_line_finds_stands_beside_peers(
 
     # its own name alone: provenance asks git by the module's ``run``
     monkeypatch.setattr(attention, "subprocess", SimpleNamespace(run=run))
-    operation = attention.problem_of(one).operation
     found = attention.searched(one, 10)
     assert list(found) == ["found", "model's first"]
-    assert found["found"] == starts[0].program(operation, Chosen(starts[1]["early"]))
+    assert found["found"] == Schedule.of(starts[0], starts[1]["early"])
     causal = next(one for one in attention.CASES if one.causal)
     with pytest.raises(LaunchError, match="no GPU"):
         attention.searched(causal, 10)
@@ -289,6 +287,7 @@ def test_what_the_command_line_finds_stands_beside_peers(
     attention.main(["--out", str(tmp_path), "--parts", one.part, "--search", "10"])
     (row,) = load_rows("attention_searched", tmp_path)
     assert (row["schedule"], row["ratio"]) == ({"point": "found"}, 2.0)
+    assert row["decisions"]["model's first"]["settle"] == "late"
 
 
 def test_interpreter_agreement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

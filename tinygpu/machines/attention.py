@@ -349,11 +349,13 @@ class Attention(FlashAttention):
                 or (
                     d.weights == "registers"
                     and (d.order, d.together) == ("straight", "kv heads")
+                    and (d.pack_gqa == 1 or d.epilogue == "direct")
                     and (d.consumers == 1) & (d.cluster_m == 1)
                 ),
-                "a block of several heads has few queries, and its tiles have no order to choose",
+                "a block of several heads has few queries, and its tiles have no order to choose; "
+                "TMA stores lines of one axis",
                 "choose pack_gqa 0; or consumers 1, cluster_m 1, weights registers, order "
-                "straight and together kv heads",
+                "straight, together kv heads and epilogue direct",
             ),
             Requirement(
                 "back_and_forth",
