@@ -86,6 +86,17 @@ def test_it_computes_attention(start: str, mask: str) -> None:
     assert "mask cover proved for every m, n" in str(found)
 
 
+@pytest.mark.parametrize("case", ["ragged", "rows without keys"])
+def test_its_log_sum_exp_is_right(case: str) -> None:
+    """In exact arithmetic and by its code; -inf for a query that sees no key."""
+    operation = attention(mask="causal", lse=True)
+    program = MACHINE.program(operation, Chosen({**STARTS["fa2"], **SMALL}))
+    assert verdict(program).legal
+    found = computes(program, {**sizes(case), "d": 16, "e": 8})
+    assert found, str(found)
+    assert interpret(program, sizes(case), arch="sm_80").right
+
+
 @pytest.mark.parametrize(("case", "mask"), by_turns(SIZES, ["none", "causal"]))
 def test_its_ptx_is_right(mask: str, case: str) -> None:
     for start, dtype in (("fa2", "bf16"), ("queries held", "f16")):
