@@ -25,6 +25,7 @@ from tinygpu.machines.attention import STARTS, Attention
 from tinygpu.meaning.identity import computes
 from tinygpu.meaning.interpret import interpret
 from tinygpu.search.exact.best import rank
+from tinygpu.search.exact.parts import parts_of
 from tinygpu.search.time.cost import Placed, cost, features
 from tinygpu.space.space import Space
 from tinygpu.term.machine import Chosen
@@ -162,6 +163,31 @@ def test_what_does_not_go_together_is_a_law(law: str, others: dict[str, Choosabl
     schedule = Schedule.of(MACHINE, {**STARTS["decode"], **others})
     problem = Problem.of(attention(), l=8, h=8, g=8, m=1, n=4096, d=128, e=128)
     assert law in [one.law for one in check_schedule(schedule, MACHINE, problem, DEVICE)]
+
+
+@pytest.mark.parametrize(
+    ("here", "pack_gqa", "split_kv"),
+    [
+        ({"l": 8, "h": 16, "g": 1, "m": 4096}, (0,), (1,)),
+        ({"l": 1, "h": 2, "g": 1, "m": 64}, (0,), (1, 2, 4, 8)),
+        ({"l": 8, "h": 8, "g": 8, "m": 1}, (0, 1), (1, 2, 4)),
+        ({"l": 64, "h": 8, "g": 8, "m": 7}, (0, 8), (1,)),
+        ({"l": 1, "h": 8, "g": 8, "m": 16}, (0, 16), (1, 2, 4, 8)),
+    ],
+)
+def test_a_climb_keeps_to_what_sizes_have_room_for(
+    here: dict[str, int], pack_gqa: tuple[int, ...], split_kv: tuple[int, ...]
+) -> None:
+    """A decision that is fixed is left as it is, and a space has all values."""
+    problem = Problem.of(attention(), **here, n=4096, d=128, e=128)
+    space = Space(MACHINE, problem, DEVICE)
+    assert (space.worth["pack_gqa"], space.worth["split_kv"]) == (pack_gqa, split_kv)
+    assert space.worth["skew"] == space.values["skew"] == (0, 1)
+    parts = [structure for part in parts_of(space) for structure in part]
+    assert {one["split_kv"] for one in parts} == {*split_kv}
+    assert len(space.structures()) > len(parts)
+    fixed = Space(MACHINE, problem, DEVICE, fixed={"pack_gqa": 8, "split_kv": 8})
+    assert (fixed.worth["pack_gqa"], fixed.worth["split_kv"]) == ((8,), (8,))
 
 
 def test_older_schedules_share_no_keys() -> None:

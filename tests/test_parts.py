@@ -44,7 +44,7 @@ def test_a_part_has_all_values_of_a_decision() -> None:
     whole = Space(MACHINES["attention"], ATTENTION, load_device("h200"))
     for part in parts_of(whole):
         for name in whole.structural:
-            assert {structure[name] for structure in part} == set(whole.values[name])
+            assert {structure[name] for structure in part} == set(whole.worth[name])
 
 
 def test_a_climb_goes_to_structural_choices_of_other_parts() -> None:

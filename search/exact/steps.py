@@ -120,7 +120,7 @@ def _changed(every: Scorers, at: Place, number: int) -> Iterator[Place]:
     names = tuple(structure)
     if number < len(names):
         name = names[number]
-        for value in every.space.values[name]:
+        for value in every.space.worth[name]:
             other = every.of({**structure, name: value}) if value != structure[name] else None
             if other is not None:
                 yield other, point

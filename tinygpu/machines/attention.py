@@ -367,6 +367,14 @@ class Attention(FlashAttention):
             ),
         )
 
+    def worth(self, sizes: Mapping[str, int], sms: int) -> Mapping[str, tuple[Value, ...]]:
+        """Keep to one head a block that queries fill, and to whole keys where tiles fill SMs."""
+        heads, queries = sizes["g"], sizes["m"]
+        packed = next((most for most in (1, 8, 16) if queries <= most), 0) if heads > 1 else 0
+        tiles = sizes["l"] * sizes["h"] * -(-heads * queries // _BLOCK)
+        split = tuple(n for n in (1, 2, 4, 8) if n == 1 or tiles * n // 2 < sms)
+        return {"pack_gqa": tuple(dict.fromkeys((0, packed))), "split_kv": split}
+
     @property
     def rows(self) -> Any:
         """Queries of a CTA."""

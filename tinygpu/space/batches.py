@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from math import prod
 from typing import Any
@@ -142,6 +143,13 @@ class Choices:
         )
         self.axes = tuple(n for n in decisions if n not in self.structural)
         self.sums = Sums(tuple(len(self.values[n]) for n in self.axes))
+
+    @cached_property
+    def worth(self) -> Mapping[str, tuple[Value, ...]]:
+        """The values of each structural decision to which a climb keeps."""
+        said = self.machine.worth(self.problem.sizes, self.device.sms)
+        kept = {n: v for n, v in said.items() if n not in self.fixed}
+        return {n: kept.get(n, self.values[n]) for n in self.structural}
 
     @property
     def raw(self) -> int:

@@ -278,6 +278,14 @@ class Machine(ABC):
     def check_sizes(self, sizes: Mapping[str, int]) -> None:  # noqa: B027 - most take all sizes
         """Raise OperationError for sizes, by axis, at which no schedule of it can be legal."""
 
+    def worth(self, sizes: Mapping[str, int], sms: int) -> Mapping[str, tuple[Value, ...]]:
+        """Return values of structural decisions to which a climb keeps, for sizes and a chip's SMs.
+
+        They say nothing of what is legal.  All values are tried of a decision that is not named, or
+        that is fixed.
+        """
+        return {}
+
     @classmethod
     def runs_on(cls, arch: str) -> bool:
         """Return whether an architecture has all its instructions."""
