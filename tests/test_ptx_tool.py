@@ -17,7 +17,9 @@ from tests.ptx_fuzz import mutated
 from tests.test_ptx_twins import TWINS
 from tinygpu.cli import app
 from tinygpu.codegen.emulator import Memory, Module, check, launch
-from tinygpu.codegen.emulator.checking import Order, argument, orders, sarif
+from tinygpu.codegen.emulator.checking import C_TYPES, Order, argument, orders, sarif
+from tinygpu.codegen.emulator.sources import Source, sources
+from tinygpu.codegen.emulator.values import TYPES
 from tinygpu.errors import EmulatorError, LaunchError, TinyGpuError
 
 RACE, LINE = TWINS["no barrier between warps"].text(faulty=True)
@@ -62,6 +64,90 @@ def test_findings_as_json_and_sarif(tmp_path: Path) -> None:
     assert run["tool"]["driver"]["rules"] == [{"id": "race"}]
 
 
+def located(text: str) -> str:
+    """The text as nvcc's -lineinfo writes it: of what both parties of a race come from."""
+    rows = [
+        row for number, old in enumerate(text.split("\n"), 1)
+        for row in ([f"\t.loc\t1 {number + 100} 7, function_name $L__info_string0", old]
+                    if ".shared." in old and ";" in old and ".align" not in old else [old])
+    ]  # fmt: skip
+    return "\n".join([*rows, '\t.file\t1 "/work/ring, one.cu"'])
+
+
+def test_findings_stand_at_lines_of_the_source(tmp_path: Path) -> None:
+    """In text, JSON, SARIF and annotations; where nothing says it, at those of the text."""
+    text = located(RACE)
+    code, out = tool(tmp_path, text, *ARRAYS, "--json", "--sarif", str(tmp_path / "o.sarif"))
+    [finding] = json.loads(out)["findings"]
+    source, other = finding["source"], finding["other_source"]
+    assert code == 1
+    assert source == {"file": "/work/ring, one.cu", "line": LINE + 100, "column": 7}
+    assert other["line"] < source["line"]
+    [result] = json.loads((tmp_path / "o.sarif").read_text(encoding="utf-8"))["runs"][0]["results"]
+    place = result["locations"][0]["physicalLocation"]
+    assert place["artifactLocation"] == {"uri": "/work/ring, one.cu"}
+    assert place["region"] == {"startLine": LINE + 100, "startColumn": 7}
+    related = [one["physicalLocation"]["region"]["startLine"] for one in result["relatedLocations"]]
+    assert related == [finding["line"], other["line"], finding["other_line"]]
+    said = f"(from /work/ring, one.cu:{LINE + 100}:7 and /work/ring, one.cu:{other['line']}:7)"
+    assert said in " ".join(tool(tmp_path, text, *ARRAYS)[1].split())
+    code, out = tool(tmp_path, text, *ARRAYS, "--annotations", "github")
+    assert code == 1
+    assert out.startswith(f"::error file=/work/ring%2C one.cu,line={LINE + 100},col=7,title=race::")
+    code, out = tool(tmp_path, RACE, *ARRAYS, "--annotations", "github")
+    assert f"k.ptx,line={LINE},title=race::" in out
+    code, out = tool(tmp_path, GOOD, *ARRAYS, "--annotations", "github")
+    assert (code, "::" in out) == (0, False)
+    assert "nothing found" in out
+    assert tool(tmp_path, GOOD, *ARRAYS, "--annotations", "gitlab")[0] == 2
+
+
+def test_a_place_holds_until_the_next_one() -> None:
+    """Or to the end of its function; line 0 and files that nobody names say nothing."""
+    text = """.visible .entry one() {
+.loc 1 3 0
+mov.u32 %r0, 1;
+// a remark
+mov.u32 %r1, 1;
+.loc 2 4 1
+mov.u32 %r2, 1;
+.loc 1 0 1
+mov.u32 %r3, 1;
+.loc 1 9 2
+ret;
+}
+.func two() {
+ret;
+}
+.file 1 "a.cu" , 1700000000, 99"""
+    found = sources(text)
+    assert {n: str(at) for n, at in found.items()} == {
+        3: "a.cu:3", 4: "a.cu:3", 5: "a.cu:3", 11: "a.cu:9:2", 12: "a.cu:9:2",
+    }  # fmt: skip
+    assert found[3] == Source("a.cu", 3, 0)
+    assert not sources(GOOD)
+
+
+def test_arrays_have_types_of_c_and_random_numbers() -> None:
+    for name, kind in C_TYPES.items():
+        assert argument(f"{name}[3]").dtype == TYPES[kind] == argument(f"{kind}[3]").dtype
+    whole, same, other = (argument(f"int[1000]:random{seed}") for seed in ("", ":0", ":1"))
+    assert isinstance(whole, np.ndarray)
+    assert (whole.min(), whole.max()) == (0, 99)
+    assert np.array_equal(whole, same)
+    assert not np.array_equal(whole, other)
+    for kind in ("float", "half", "bfloat16", "double", "e4m3"):
+        numbers = argument(f"{kind}[4000]:random")
+        assert abs(float(np.mean(numbers.astype(np.float64)))) < 0.1
+        assert 0.9 < float(np.std(numbers.astype(np.float64))) < 1.1
+    for text in ("f16x2[4]:random", "b32[4]:random", "b128[4]:random", "pred[4]:random"):
+        with pytest.raises(LaunchError, match="only integers and floating point"):
+            argument(text)
+    for text in ("f32[4]:normal", "f32[4]:random:", "f32[4]:random:x"):
+        with pytest.raises(LaunchError, match="are known"):
+            argument(text)
+
+
 def test_arrays_come_from_files_and_go_there(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.arange(128, dtype=np.uint32))
     arguments = ("--arg", f"x={tmp_path / 'x.npy'}", "--arg", "y=u32[128]", "--block", "64")
@@ -76,7 +162,7 @@ def test_arrays_come_from_files_and_go_there(tmp_path: Path) -> None:
     [
         (("--arg", "x"), "give NAME=VALUE"),
         (("--arg", "x=u32[4]"), "1 arguments for its parameters: x, y"),
-        (("--arg", "x=q7[4]", "--arg", "y=1"), "a type of PTX with a size"),
+        (("--arg", "x=q7[4]", "--arg", "y=1"), "a type of PTX or C with a size"),
         (("--arg", "x=no.npy", "--arg", "y=1"), "cannot be read"),
         ((*ARRAYS, "--order", "sometimes"), "late, early and random:20 are known"),
         ((*ARRAYS, "--grid", "0"), "at least 1 each"),

@@ -28,9 +28,22 @@ from .errors import LaunchError, ProgramError
 from .launching import Extent, Module, launch
 from .memory import Memory
 from .report import NOT_CHECKED, Array, Finding, gathered
+from .sources import Source, annotation, sources
 from .values import TYPES
 
-__all__ = ["Checked", "Order", "argument", "check", "check_file", "lines", "orders", "sarif"]
+__all__ = ["Checked", "Order", "argument", "check", "check_file", "lines", "orders",
+           "sarif", "workflow_commands"]  # fmt: skip
+
+C_TYPES: Mapping[str, str] = {
+    **{f"i{bits}": f"s{bits}" for bits in (8, 16, 32, 64)},
+    **{f"{sign}int{bits}_t": f"{kind}{bits}" for bits in (8, 16, 32, 64)
+       for sign, kind in (("", "s"), ("u", "u"))},
+    "bool": "u8", "char": "s8", "short": "s16", "int": "s32", "long": "s64", "unsigned": "u32",
+    "half": "f16", "bfloat16": "bf16", "float": "f32", "double": "f64",
+}  # fmt: skip
+"""What C calls PTX's types, as compilers for Linux have them."""
+_SMALL = 100
+"""Random integers are below it, and not below 0: most are sizes or places."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +59,10 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What came of it: findings, the first order's results, arrays that other orders changed."""
+    """What came of it: findings, the first order's results, arrays that other orders changed.
+
+    ``sources`` says where lines come from, if the text does.
+    """
 
     kernel: str
     orders: tuple[Order, ...]
@@ -54,6 +70,7 @@ class Checked:
     results: Mapping[str, Array]
     differing: tuple[str, ...]
     instructions: int
+    sources: Mapping[int, Source]
 
     @property
     def status(self) -> int:
@@ -72,8 +89,19 @@ class Checked:
             "instructions": self.instructions,
             "differing": list(self.differing),
             "not_checked": list(NOT_CHECKED),
-            "findings": [asdict(f) | {"lines": list(f.lines)} for f in self.findings],
+            "findings": [
+                {
+                    **asdict(f),
+                    "lines": list(f.lines),
+                    "source": self._source(f.line),
+                    "other_source": self._source(f.other_line),
+                }
+                for f in self.findings
+            ],
         }
+
+    def _source(self, line: int) -> dict[str, Any] | None:
+        return asdict(self.sources[line]) if line in self.sources else None
 
 
 def orders(text: str) -> tuple[Order, ...]:
@@ -91,15 +119,22 @@ def orders(text: str) -> tuple[Order, ...]:
 
 
 def argument(text: str) -> Array | float | int:
-    """Read a number, ``f32[1024]`` (zeros of that type) or the path of a ``.npy`` file.
+    """Read a number, the path of a ``.npy`` file, or an array: ``f32[1024]`` of zeros.
 
-    Raises LaunchError for anything else.
+    A type is one of PTX or of C (``float``).  With ``:random``, or ``:random:7`` of another seed,
+    its numbers are normal, integers from 0 to 99.  Raises LaunchError for anything else.
+
+    >>> argument("int[4]:random").tolist()
+    [85, 63, 51, 26]
     """
-    if found := re.fullmatch(r"(\w+)\[(\d+)\]", text):
-        kind, size = found.groups()
+    if found := re.fullmatch(r"(\w+)\[(\d+)\](:random(?::(\d{1,9}))?)?", text):
+        kind, size, fill, seed = found.groups()
+        kind = C_TYPES.get(kind, kind)
         if kind not in TYPES or int(size) > 1 << 30:
-            raise LaunchError(f"argument: {text!r}; a type of PTX with a size, as f32[1024]")
-        return np.zeros(int(size), TYPES[kind])
+            raise LaunchError(f"argument: {text!r}; a type of PTX or C with a size, as f32[1024]")
+        if fill is None:
+            return np.zeros(int(size), TYPES[kind])
+        return _random(kind, int(size), int(seed or 0), text)
     if text.endswith(".npy"):
         try:
             return np.ascontiguousarray(np.load(text, allow_pickle=False))
@@ -112,6 +147,15 @@ def argument(text: str) -> Array | float | int:
             continue
         return read
     raise LaunchError(f"argument: {text!r}; a number, f32[1024] or a .npy file are known")
+
+
+def _random(kind: str, size: int, seed: int, text: str) -> Array:
+    dtype, rng = TYPES[kind], np.random.default_rng(seed)
+    if dtype.kind in "ui" and not kind.startswith(("b", "e")) and "x" not in kind:
+        return rng.integers(0, _SMALL, size).astype(dtype)
+    if dtype.kind in "ui" or dtype.itemsize > 8 or kind == "pred":
+        raise LaunchError(f"argument: {text!r}; only integers and floating point are random")
+    return rng.standard_normal(size).astype(dtype)
 
 
 def check(
@@ -166,8 +210,9 @@ def check(
             if n and not np.array_equal(array.view(np.uint8), first[name].view(np.uint8)):
                 differing[name] = None
         first = first or held
+    told = gathered(found.values())
     return Checked(
-        kernel, tuple(orders), gathered(found.values()), first, tuple(differing), instructions
+        kernel, tuple(orders), told, first, tuple(differing), instructions, sources(text)
     )
 
 
@@ -212,21 +257,66 @@ def _extent(text: str, option: str) -> tuple[int, ...]:
 
 def lines(checked: Checked, file: Path) -> list[str]:
     """Return the outcome as lines of text: findings, what the order changes, what was run."""
+
+    def where(f: Finding) -> str:
+        named = [
+            checked.sources[line] for line in (f.line, f.other_line) if line in checked.sources
+        ]
+        return f" (from {' and '.join(map(str, named))})" if named else ""
+
+    return [
+        *(f"{file}: {finding}{where(finding)}" for finding in checked.findings),
+        *(f"{file}: warning: {name} is not the same in every order" for name in checked.differing),
+        *_summary(checked),
+    ]
+
+
+def workflow_commands(checked: Checked, file: Path) -> list[str]:
+    """Return the outcome as GitHub's workflow commands, at lines of the source if these are known.
+
+    What was run, and what was not checked, are ordinary lines.
+    """
+    found = [
+        annotation(
+            f.severity, f.kind, f"{f.message} ({f.text}, line {f.line} of {file})",
+            checked.sources.get(f.line, Source(str(file), max(1, f.line), 0)),
+        )
+        for f in checked.findings
+    ]  # fmt: skip
+    return [
+        *found,
+        *(annotation("warning", "order", f"{name} is not the same in every order",
+                     Source(str(file), 1, 0)) for name in checked.differing),
+        *_summary(checked),
+    ]  # fmt: skip
+
+
+def _summary(checked: Checked) -> list[str]:
     count = f"{len(checked.findings)} findings" if checked.findings else "nothing found"
     return [
-        *(f"{file}: {finding}" for finding in checked.findings),
-        *(f"{file}: warning: {name} is not the same in every order" for name in checked.differing),
         f"{checked.kernel}: {count}; orders {', '.join(map(str, checked.orders))}",
         f"not checked: {', '.join(NOT_CHECKED)}",
     ]
 
 
 def sarif(checked: Checked, path: str) -> dict[str, Any]:
-    """Return the findings as SARIF, each at its line of the file at ``path``."""
+    """Return the findings as SARIF, each at its line of the source or of the file at ``path``.
+
+    Of a finding at a line of the source, the lines of the file are related places.
+    """
 
     def place(line: int) -> dict[str, Any]:
-        region = {"startLine": max(1, line)}
-        return {"physicalLocation": {"artifactLocation": {"uri": path}, "region": region}}
+        return physical(path, {"startLine": max(1, line)})
+
+    def source(line: int) -> list[dict[str, Any]]:
+        if line not in checked.sources:
+            return []
+        at = checked.sources[line]
+        column = {"startColumn": at.column} if at.column else {}
+        return [physical(at.file, {"startLine": at.line, **column})]
+
+    def physical(uri: str, region: dict[str, int]) -> dict[str, Any]:
+        return {"physicalLocation": {"artifactLocation": {"uri": uri}, "region": region}}
 
     results = []
     for f in checked.findings:
@@ -234,12 +324,13 @@ def sarif(checked: Checked, path: str) -> dict[str, Any]:
             "ruleId": f.kind,
             "level": f.severity,
             "message": {"text": f"{f.message} ({f.text})"},
-            "locations": [place(f.line)],
+            "locations": source(f.line) or [place(f.line)],
             "occurrenceCount": f.count,
         }
-        others = [line for line in (f.other_line, *f.lines) if line]
-        if others:
-            result["relatedLocations"] = [place(line) for line in others]
+        own = [place(f.line)] if f.line in checked.sources else []
+        others = [place(line) for line in (f.other_line, *f.lines) if line]
+        if related := [*own, *source(f.other_line), *others]:
+            result["relatedLocations"] = related
         results.append(result)
     rules = [{"id": kind} for kind in sorted({f.kind for f in checked.findings})]
     told = [{"level": "note", "message": {"text": f"not checked: {n}"}} for n in NOT_CHECKED]

@@ -8,7 +8,7 @@ from argparse import ArgumentParser, BooleanOptionalAction
 from pathlib import Path
 from typing import NoReturn
 
-from .checking import check_file, lines, sarif
+from .checking import check_file, lines, sarif, workflow_commands
 from .errors import TinyGpuError
 
 __all__ = ["main", "options"]
@@ -37,8 +37,9 @@ def options() -> ArgumentParser:
     add("--cluster", default="1", help="CTAs of a cluster.")
     add("--smem", type=int, default=0, help="Bytes of dynamic shared memory.")
     add("--arg", action="append", default=[], help=(
-        "NAME=VALUE, once for each parameter: a .npy file, f32[1024] for so many zeros of "
-        "a type, or a number. By the parameters' names, else in their order."))  # fmt: skip
+        "NAME=VALUE, once for each parameter: a .npy file, f32[1024] or float[1024] for so many "
+        "zeros of a type, f32[1024]:random, or a number. By the parameters' names, else in their "
+        "order."))  # fmt: skip
     add("--save", action="append", default=[],
         help="NAME=FILE.npy: write an argument's array there.")  # fmt: skip
     add("--order", default="late,early,random",
@@ -48,6 +49,8 @@ def options() -> ArgumentParser:
     add("--limit", type=int, default=5_000_000,
         help="Instructions of groups that a run may have.")  # fmt: skip
     add("--sarif", type=Path, help="Write the findings as SARIF there.")
+    add("--annotations", choices=("github",),
+        help="Print the findings as a CI shows them beside the source.")  # fmt: skip
     add("--json", action="store_true", help="Print JSON, for machines.")
     return reader
 
@@ -57,11 +60,12 @@ def main() -> NoReturn:
     given = vars(options().parse_args())
     del given["command"]
     file, report, as_json = given["file"], given.pop("sarif"), given.pop("json")
+    told_as = workflow_commands if given.pop("annotations") else lines
     try:
         checked = check_file(**given)
         if report is not None:
             report.write_text(json.dumps(sarif(checked, str(file)), indent=2), encoding="utf-8")
-        told = [json.dumps(checked.json, indent=2)] if as_json else lines(checked, file)
+        told = [json.dumps(checked.json, indent=2)] if as_json else told_as(checked, file)
         print(*told, sep="\n")
     except TinyGpuError as error:
         sys.exit(_complain(str(error)))

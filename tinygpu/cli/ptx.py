@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +12,13 @@ import typer
 from tinygpu.cli.console import json_text, say, say_json, write
 from tinygpu.cli.given import JSON
 
-__all__ = ["add_to"]
+__all__ = ["Annotations", "add_to"]
+
+
+class Annotations(StrEnum):
+    """The CIs whose annotations are known."""
+
+    GITHUB = "github"
 
 
 def add_to(app: typer.Typer) -> None:
@@ -29,8 +36,9 @@ def ptx(
     arg: Annotated[
         list[str] | None,
         typer.Option(
-            help="NAME=VALUE, once for each parameter: a .npy file, f32[1024] for so many zeros of "
-            "a type, or a number. By the parameters' names, else in their order."
+            help="NAME=VALUE, once for each parameter: a .npy file, f32[1024] or float[1024] for "
+            "so many zeros of a type, f32[1024]:random, or a number. By the parameters' names, "
+            "else in their order."
         ),
     ] = None,
     save: Annotated[
@@ -49,6 +57,10 @@ def ptx(
         5_000_000
     ),
     sarif: Annotated[Path | None, typer.Option(help="Write the findings as SARIF there.")] = None,
+    annotations: Annotated[
+        Annotations | None,
+        typer.Option(help="Print the findings as a CI shows them beside the source."),
+    ] = None,
     as_json: JSON = False,
 ) -> None:
     """Run a kernel on arrays, without a GPU, and say what is wrong with it, by line.
@@ -66,6 +78,7 @@ def ptx(
     if as_json:
         say_json(checked.json)
     else:
-        for line in checking.lines(checked, file):
+        told = checking.workflow_commands if annotations else checking.lines
+        for line in told(checked, file):
             say(line)
     sys.exit(checked.status)
