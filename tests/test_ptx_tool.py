@@ -130,16 +130,17 @@ ret;
 
 def test_arrays_have_types_of_c_and_random_numbers() -> None:
     for name, kind in C_TYPES.items():
-        assert argument(f"{name}[3]").dtype == TYPES[kind] == argument(f"{kind}[3]").dtype
-    whole, same, other = (argument(f"int[1000]:random{seed}") for seed in ("", ":0", ":1"))
-    assert isinstance(whole, np.ndarray)
+        of_c, of_ptx = np.asarray(argument(f"{name}[3]")), np.asarray(argument(f"{kind}[3]"))
+        assert of_c.dtype == TYPES[kind] == of_ptx.dtype
+    drawn = (argument(f"int[1000]:random{seed}") for seed in ("", ":0", ":1"))
+    whole, same, other = map(np.asarray, drawn)
     assert (whole.min(), whole.max()) == (0, 99)
     assert np.array_equal(whole, same)
     assert not np.array_equal(whole, other)
     for kind in ("float", "half", "bfloat16", "double", "e4m3"):
-        numbers = argument(f"{kind}[4000]:random")
-        assert abs(float(np.mean(numbers.astype(np.float64)))) < 0.1
-        assert 0.9 < float(np.std(numbers.astype(np.float64))) < 1.1
+        numbers = np.asarray(argument(f"{kind}[4000]:random")).astype(np.float64)
+        assert abs(float(np.mean(numbers))) < 0.1
+        assert 0.9 < float(np.std(numbers)) < 1.1
     for text in ("f16x2[4]:random", "b32[4]:random", "b128[4]:random", "pred[4]:random"):
         with pytest.raises(LaunchError, match="only integers and floating point"):
             argument(text)

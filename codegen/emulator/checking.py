@@ -17,22 +17,23 @@ Source: SARIF 2.1.0 (OASIS) for editors and CI.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from .errors import LaunchError, ProgramError
+from .errors import LaunchError, ProgramError, TinyGpuError
 from .launching import Extent, Module, launch
 from .memory import Memory
+from .mending import mend_of
 from .report import NOT_CHECKED, Array, Finding, gathered
 from .sources import Source, annotation, sources
 from .values import TYPES
 
 __all__ = ["Checked", "Order", "argument", "check", "check_file", "lines", "orders",
-           "sarif", "workflow_commands"]  # fmt: skip
+           "sarif", "with_mends", "workflow_commands"]  # fmt: skip
 
 C_TYPES: Mapping[str, str] = {
     **{f"i{bits}": f"s{bits}" for bits in (8, 16, 32, 64)},
@@ -42,6 +43,10 @@ C_TYPES: Mapping[str, str] = {
     "half": "f16", "bfloat16": "bf16", "float": "f32", "double": "f64",
 }  # fmt: skip
 """What C calls PTX's types, as compilers for Linux have them."""
+_TRIALS = 4_000_000
+"""Instructions of groups that all trials of mends may have, beside four times the run's."""
+_LEAST = 20_000
+"""Those that one trial may have at least: a wait that is mended lets more run."""
 _SMALL = 100
 """Random integers are below it, and not below 0: most are sizes or places."""
 
@@ -216,6 +221,33 @@ def check(
     )
 
 
+def with_mends(
+    checked: Checked, text: str, run: Callable[[str, int], Checked]
+) -> Checked:  # fmt: skip
+    """Try what mends each error; ``run`` checks a text with a limit of instructions."""
+    left = _TRIALS + 4 * checked.instructions
+    limit = max(_LEAST, 4 * checked.instructions)
+
+    def found(edited: str) -> tuple[Finding, ...] | None:
+        nonlocal left
+        if left < limit:
+            return None
+        try:
+            tried = run(edited, limit)
+        except TinyGpuError:  # an instruction that the target has not, say
+            return None
+        left -= tried.instructions * len(tried.orders)
+        return tried.findings
+
+    told = []
+    for finding in checked.findings:
+        mend = None
+        if finding.severity == "error":
+            mend = mend_of(finding, checked.findings, text, found)
+        told.append(replace(finding, mend=str(mend)) if mend else finding)
+    return replace(checked, findings=tuple(told))
+
+
 def check_file(
     file: Path, *, kernel: str, grid: str, block: str, cluster: str, smem: int, arg: Sequence[str],
     save: Sequence[str], order: str, lanes: bool | None, limit: int,
@@ -230,11 +262,15 @@ def check_file(
         raise ProgramError(f"{file}: no text; give PTX, not a cubin") from None
     given = dict(_pair(pair, "--arg") for pair in arg)
     arguments = {name: argument(value) for name, value in given.items()}
-    checked = check(
-        text, kernel, _extent(grid, "--grid"), _extent(block, "--block"), arguments,
-        cluster=_extent(cluster, "--cluster"), smem_bytes=smem, orders=orders(order), lanes=lanes,
-        limit=limit,
-    )  # fmt: skip
+
+    def run(text: str, limit: int) -> Checked:
+        return check(
+            text, kernel, _extent(grid, "--grid"), _extent(block, "--block"), arguments,
+            cluster=_extent(cluster, "--cluster"), smem_bytes=smem, orders=orders(order),
+            lanes=lanes, limit=limit,
+        )  # fmt: skip
+
+    checked = with_mends(run(text, limit), text, run)
     for name, path in (_pair(pair, "--save") for pair in save):
         if name not in checked.results:
             raise LaunchError(f"--save: {name} is no array; {', '.join(checked.results) or 'none'}")
@@ -278,7 +314,7 @@ def workflow_commands(checked: Checked, file: Path) -> list[str]:
     """
     found = [
         annotation(
-            f.severity, f.kind, f"{f.message} ({f.text}, line {f.line} of {file})",
+            f.severity, f.kind, f"{_told(f)} ({f.text}, line {f.line} of {file})",
             checked.sources.get(f.line, Source(str(file), max(1, f.line), 0)),
         )
         for f in checked.findings
@@ -289,6 +325,10 @@ def workflow_commands(checked: Checked, file: Path) -> list[str]:
                      Source(str(file), 1, 0)) for name in checked.differing),
         *_summary(checked),
     ]  # fmt: skip
+
+
+def _told(f: Finding) -> str:
+    return f"{f.message}; {f.mend}" if f.mend else f.message
 
 
 def _summary(checked: Checked) -> list[str]:
@@ -323,7 +363,7 @@ def sarif(checked: Checked, path: str) -> dict[str, Any]:
         result: dict[str, Any] = {
             "ruleId": f.kind,
             "level": f.severity,
-            "message": {"text": f"{f.message} ({f.text})"},
+            "message": {"text": f"{_told(f)} ({f.text})"},
             "locations": source(f.line) or [place(f.line)],
             "occurrenceCount": f.count,
         }

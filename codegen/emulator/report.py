@@ -33,6 +33,7 @@ class Finding:
     ``cta`` and ``thread`` (in its CTA) say who, ``address`` where (-1: nobody, nowhere); ``count``
     how often it was found, ``lines`` where else by what seems to be one cause.  A ``severity`` of
     warning does no harm by itself: equal values stored at once, a value that may be unused.
+    ``mend`` says with which statement the finding is gone, if that was tried and found.
     """
 
     kind: str
@@ -47,6 +48,7 @@ class Finding:
     severity: str = "error"
     count: int = field(default=1, compare=False)
     lines: tuple[int, ...] = field(default=(), compare=False)
+    mend: str = field(default="", compare=False)
 
     def __str__(self) -> str:
         other = (
@@ -54,7 +56,8 @@ class Finding:
         )
         also = f"; so are lines {', '.join(map(str, self.lines[:8]))}" if self.lines else ""
         kind = self.kind if self.severity == "error" else f"{self.kind} ({self.severity})"
-        return f"line {self.line}: {kind}: {self.text}: {self.message}{other}{also}"
+        mend = f"; {self.mend}" if self.mend else ""
+        return f"line {self.line}: {kind}: {self.text}: {self.message}{other}{also}{mend}"
 
 
 @dataclass(slots=True)
