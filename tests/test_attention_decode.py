@@ -16,12 +16,13 @@ from tinygpu.codegen.emit import emit
 from tinygpu.codegen.run.assemble import assemble
 from tinygpu.codegen.run.interpretation import interpret as emulated
 from tinygpu.devices.device import load_device
+from tinygpu.errors import ProgramError
 from tinygpu.isa.memory import DTYPES
 from tinygpu.legality.concurrency.judge import verdict
 from tinygpu.legality.laws import check_schedule
 from tinygpu.legality.mask_cover import mask_cover
 from tinygpu.machines import MACHINES
-from tinygpu.machines.attention import STARTS, Attention
+from tinygpu.machines.attention import STARTS, Attention, KeyShares
 from tinygpu.meaning.identity import computes
 from tinygpu.meaning.interpret import interpret
 from tinygpu.search.exact.best import rank
@@ -446,3 +447,22 @@ def test_a_wrong_block_of_heads_is_not_proved(name: str) -> None:
     found = mask_cover(program)
     assert found.outcome == outcome, found
     assert not computes(program, sizes(11, 90, g=11, d=16, e=8))
+
+
+@pytest.mark.parametrize(
+    ("over", "vector", "slices", "why"),
+    [
+        ("rank_n", "half both", "chunk", "has no slice for each of the 2 CTAs of rank_n"),
+        ("rank_n", "chunk half", "peer", "which do not end in chunk half"),
+        ("w", "half both", "peer", "copies of a role counts w, not the cluster"),
+    ],
+)
+def test_what_cannot_be_sent_is_an_error_at_its_line(
+    monkeypatch: pytest.MonkeyPatch, over: str, vector: str, slices: str, why: str
+) -> None:
+    def add_up(_: KeyShares, rows: Any) -> None:
+        rows.k.send(rows.acc, over=over, vector=vector, slices=slices)
+
+    monkeypatch.setattr(KeyShares, "add_up", add_up)
+    with pytest.raises(ProgramError, match=rf"test_attention_decode.py:\d+: .*{why}"):
+        Attention().program(attention(), Chosen({**STARTS["decode"], "depth": 256}))

@@ -7,6 +7,10 @@ to three consumer warpgroups has 64 of the queries: it multiplies them with a bl
 each row's maximum and sum, and multiplies the rounded weights, which stay in registers, with the
 values.  With ``skew`` 1 the second product of a block flies under the softmax of the next one.
 
+For few queries the rows of a block are heads that share keys (``pack_gqa``), and CTAs of a cluster
+have a part of a tile's keys each (``split_kv``): behind their loops they send each other what they
+have summed up, and each stores a slice of the columns.
+
 Blocks that no row of a cluster sees are left out.  The first and the last ones alone are masked:
 those that an edge of the window or the end of the keys may cut.
 
@@ -29,7 +33,7 @@ from tinygpu.term.machine import Choice, Machine, Requirement, Value, instructio
 from tinygpu.term.operation import Operation, attention, window_of
 from tinygpu.term.program import select
 
-__all__ = ["STARTS", "Attention", "FlashAttention", "RowStatistics"]
+__all__ = ["STARTS", "Attention", "FlashAttention", "KeyShares", "RowStatistics"]
 
 _BLOCK = 64  # spec: PTX ISA, wgmma's rows
 _LOG2_E = math.log2(math.e)

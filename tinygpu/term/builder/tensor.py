@@ -161,9 +161,7 @@ class TensorInstructions(Arithmetic):
         read = Access(array.buffer, within, index=tile.whole_use)
         self._append(term.Do(by, there, (read,), self._digits.extents(modes)))
 
-    def _elects(
-        self, what: str, array: Array, part: Piece, swizzled: object
-    ) -> tuple[int, int]:  # fmt: skip
+    def _elects(self, what: str, array: Array, part: Piece, swizzled: object) -> tuple[int, int]:
         """Return along which dimensions of an array a tile's lines count, and their elements.
 
         Raises ProgramError unless one thread copies it, and elements run along the last dimension.
@@ -178,11 +176,14 @@ class TensorInstructions(Arithmetic):
         still = not any(map(self._digits.counted, turns))
         for axis, digit, found in ((-2, line, 0 <= lines < rank - 1 and still),
                                    (-1, array.axes[1], elements == rank - 1)):  # fmt: skip
-            others = (d for d in self._digits.expanded(part.equations, axes[axis])
-                      if d not in (line, *array.axes))  # fmt: skip
-            if not found or any(map(self._digits.counted, others)):
+            if not found:
                 text = f"{what}: {part.array.name}'s axis {axes[axis]} has to end in {digit}"
                 raise error(f"{text}, as the tile {array.name} has it", part.array.name)
+        for name in axes:
+            others = {*self._digits.expanded(part.equations, name)} - {line, *array.axes}
+            if counted := sorted(filter(self._digits.counted, others)):
+                text = f"{what}: {part.array.name}'s axis {name} has {counted[0]}"
+                raise error(f"{text}, which the tile {array.name} has not", part.array.name)
         return lines, elements
 
     def _lines_of(self, array: Array, part: Piece) -> tuple[str, ...]:
