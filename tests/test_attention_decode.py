@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests.hopper_terms import rewritten
+from tests.test_attention_cluster import predicate
 from tests.test_attention_window import sizes
 from tinygpu.codegen.emit import emit
 from tinygpu.codegen.run.assemble import assemble
@@ -334,15 +335,6 @@ def not_stored(program: Program) -> Program:
     return rewritten(program, one)
 
 
-def masked(change: Callable[[Affine], Affine]) -> Change:
-    def one(s: Statement) -> Statement:
-        if not isinstance(s, Do) or s.where is None:
-            return s
-        return replace(s, where=replace(s.where, origin=change(s.where.origin)))
-
-    return lambda program: rewritten(program, one)
-
-
 def unmasked(program: Program) -> Program:
     """Mask a block where there is a block after it alone."""
 
@@ -371,7 +363,7 @@ WRONG: dict[str, tuple[str, Change]] = {
     "blocks that lie apart": ("unproved", loads("kv", by_rank(2))),
     "rows of their own": ("unproved", loads("q", lambda f: f + 0 if "bg" not in str(f) else
                                             Affine(f.constant, (*f.terms, ("rank_n", 64))))),
-    "the mask is the first CTA's": ("wrong", masked(by_rank(0))),
+    "the mask is the first CTA's": ("wrong", predicate(by_rank(0))),
     "no block is masked": ("wrong", unmasked),
     "the first CTA's sums alone": ("proved", first_part),
     "sums of all but one": ("proved", part_of_loop),

@@ -46,7 +46,7 @@ C_TYPES: Mapping[str, str] = {
 _TRIALS = 4_000_000
 """Instructions of groups that all trials of mends may have, beside four times the run's."""
 _LEAST = 20_000
-"""Those that one trial may have at least: a wait that is mended lets more run."""
+"""Those that one trial may have at least, and counts for: a wait that is mended lets more run."""
 _SMALL = 100
 """Random integers are below it, and not below 0: most are sizes or places."""
 
@@ -215,15 +215,13 @@ def check(
             if n and not np.array_equal(array.view(np.uint8), first[name].view(np.uint8)):
                 differing[name] = None
         first = first or held
-    told = gathered(found.values())
     return Checked(
-        kernel, tuple(orders), told, first, tuple(differing), instructions, sources(text)
-    )
+        kernel, tuple(orders), gathered(found.values()), first, tuple(differing), instructions,
+        sources(text),
+    )  # fmt: skip
 
 
-def with_mends(
-    checked: Checked, text: str, run: Callable[[str, int], Checked]
-) -> Checked:  # fmt: skip
+def with_mends(checked: Checked, text: str, run: Callable[[str, int], Checked]) -> Checked:
     """Try what mends each error; ``run`` checks a text with a limit of instructions."""
     left = _TRIALS + 4 * checked.instructions
     limit = max(_LEAST, 4 * checked.instructions)
@@ -232,6 +230,7 @@ def with_mends(
         nonlocal left
         if left < limit:
             return None
+        left -= _LEAST  # also of a text that is refused: it has been read
         try:
             tried = run(edited, limit)
         except TinyGpuError:  # an instruction that the target has not, say

@@ -581,9 +581,7 @@ def _loads(program: Program) -> dict[str, _Load]:
     return found
 
 
-def _gathered(
-    do: Do, around: Sequence[Block], program: Program
-) -> tuple[Do, Sequence[Block]]:  # fmt: skip
+def _gathered(do: Do, around: Sequence[Block], program: Program) -> tuple[Do, Sequence[Block]]:
     """Return parts as one load, and what is around it.
 
     Parts are what CTAs along an axis load for each other, all at the same tile and turn, and what

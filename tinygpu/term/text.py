@@ -143,7 +143,7 @@ def parse(
             body = ast.parse(text).body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ProgramError(f"a term's text: {getattr(error, 'msg', error)}") from None
-    reader = _Reader(instructions)
+    reader = _TermReader(instructions)
     for node in body[:-1]:
         match node:
             case ast.Assign([ast.Name(name)], ast.Call() as call) if name not in reader.known:
@@ -162,7 +162,7 @@ def parse(
     raise ProgramError("a term's text ends in Program(..)")
 
 
-class _Reader:
+class _TermReader:
     """Parts of texts, by definitions that are known and the user's own instructions."""
 
     def __init__(self, own: Mapping[str, Instruction]) -> None:
@@ -204,9 +204,7 @@ class _Reader:
                 return self._made(node, CLASSES[name], keywords, depth)
         raise _fault(node, f"{ast.unparse(node)[:60]} is no part of a term")
 
-    def _made(
-        self, node: ast.Call, kind: type, keywords: list[ast.keyword], depth: int
-    ) -> Any:  # fmt: skip
+    def _made(self, node: ast.Call, kind: type, keywords: list[ast.keyword], depth: int) -> Any:
         given = {k.arg: self.part(k.value, depth + 1) for k in keywords if k.arg}
         hints = _hints(kind)
         order = [name for name in hints if name in given]
