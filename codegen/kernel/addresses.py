@@ -162,16 +162,16 @@ class Addresses:
         """Return how far value 0 is from the end of dimension d, known part of the origin apart."""
         _, terms = scope.split(access.origin[d])
         weights = tuple(steps[d] for steps in access.thread)
-        size = self.integer(access.buffer.shape[d])
+        size = self.integer(access.limit(d))
         return self.text.once(
-            ("left", access.buffer.shape[d], threads, weights, terms),
+            ("left", access.limit(d), threads, weights, terms),
             lambda: self.text.subtract(size, self.coordinate(access, threads, d, scope)),
         )
 
     def rest(self, access: Access, d: int, scope: Scope) -> Scalar:
         """Return how far a CTA's tile is from the end of dimension d, known part apart."""
         _, terms = scope.split(access.origin[d])
-        size = self.integer(access.buffer.shape[d])
+        size = self.integer(access.limit(d))
         return self.text.once(
             ("rest", size, terms), lambda: self.text.subtract(size, self.sum(terms, scope))
         )
@@ -209,7 +209,7 @@ class Addresses:
 
     def always_inside(self, access: Access, d: int, last: int, scope: Scope) -> bool:
         """Say whether the coordinate ``last`` beyond the origin is always inside."""
-        size, most = self.integer(access.buffer.shape[d]), last
+        size, most = self.integer(access.limit(d)), last
         for name, coefficient in scope.split(access.origin[d])[1]:
             factor, reached = self.integer(coefficient), self._reached(name, scope)
             if isinstance(factor, str) or reached is None:

@@ -251,7 +251,7 @@ def _loads_and_stores(program: Program, kept: tuple[str, ...]) -> Iterator[tuple
         lines: Any = 0.0
         for d, guarded in enumerate(access.guard):
             along = rows if not _is_one(access.buffer.stride[d]) else columns
-            asked = is_true(guarded)
+            asked = isinstance(guarded, str) or is_true(guarded)
             lines = lines + select(asked, along, 0.0)
             both = both & asked
         if where == "stored":

@@ -861,7 +861,8 @@ class _Accountant:
             size, tile = self.number(access.buffer.shape[d]), 1
             for _, step in origin.terms:
                 tile = tile if isinstance(step, str) else np.maximum(tile, step)
-            asks = (np.asanyarray(guarded) != 0) & ~(known & (size % tile == 0))
+            asked = isinstance(guarded, str) or np.asanyarray(guarded) != 0
+            asks = asked & ~(known & (size % tile == 0))
             cost = FITTED["guard"] if moving else FITTED["guard_fixed"]
             yield asks, cost, (size // tile) / -(-size // tile)
 

@@ -29,7 +29,8 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["DTYPES", "GMEM", "L1", "L2", "REGISTERS", "SMEM", "TMEM", "DType", "Level"]
+__all__ = ["ARRAY_DTYPES", "DTYPES", "GMEM", "L1", "L2", "REGISTERS", "SMEM", "TMEM", "DType",
+           "Level"]  # fmt: skip
 
 Sharing = Literal["thread", "warp", "warpgroup", "cta", "cluster", "grid"]
 
@@ -103,7 +104,10 @@ DTYPES: Mapping[str, DType] = {
         DType("e5m2", 1, "e5m2", 2.0**-3),
     )
 }
+ARRAY_DTYPES: Mapping[str, DType] = {**DTYPES, "i32": DType("i32", 4, "s32", 0.0)}
+"""Types of a kernel's arrays: also of those that say where something is, as the ends of groups."""
 _NUMPY: Mapping[str, np.dtype[Any]] = {
+    "i32": np.dtype(np.int32),
     "f64": np.dtype(np.float64),
     "f32": np.dtype(np.float32),
     "tf32": np.dtype(np.float32),

@@ -36,6 +36,8 @@ from tinygpu.legality.reach import (
     origin_of,
     product,
 )
+from tinygpu.term.expression import Apply, Constant, Value
+from tinygpu.term.groups import END, FIRST, GROUP, cuts_groups
 from tinygpu.term.operation import LARGEST_SIZE
 from tinygpu.term.program import Access, Do, Exit, select
 
@@ -181,6 +183,11 @@ def inside(context: Context, place: Place) -> Iterator[Clause]:
                 yield Clause(lowest >= 0, text, (access, dimension, lowest))
             guard = access.guard[dimension] if access.guard else False
             guarded, size = isinstance(guard, bool) and guard, context.size(access, dimension)
+            if isinstance(guard, str):
+                text = "{}: dimension {} is asked up to {}, which is at most {}; its size is {}"
+                most = place.ranges[guard].last
+                yield Clause(most <= size, text, (access, dimension, guard, most, size))
+                guarded = True
             if guarded and np.all(size <= LARGEST_SIZE // 2):
                 continue
             reach = _reach(access, (*place.do.values, *place.do.threads), dimension)
@@ -282,7 +289,15 @@ def store_once(context: Context, place: Place) -> Iterator[Clause]:
     if adds:
         yield Clause(context.zeroed, "{} is added to, but not cleared first", (output,))
     rank = len(access.buffer.shape)
-    used = {name for d in range(rank) for name, _ in origin_of(context, access, d)[1]}
+    slots = [s for d in range(rank) if (s := _slot_of(context, place, access, d))]
+    for (slot, block), groups in zip(slots, [context.groups] * len(slots), strict=True):
+        assert groups is not None
+        many = context.sizes[groups.rows] // block + context.sizes[groups.axis]
+        text = "{}: {} slots of {} rows; groups may need {}"
+        values = (output, context.grid[slot], block, many)
+        yield Clause(context.grid[slot] >= many, text, values)
+    used = {slot for slot, _ in slots}
+    used |= {name for d in range(rank) for name, _ in origin_of(context, access, d)[1]}
     for tiles in place.tiles:
         copies: Any = 1
         for name, step in tiles.start.terms:
@@ -342,11 +357,34 @@ def _modes(context: Context, place: Place, do: Do, dimension: int) -> list[tuple
     extents = (*do.values, *(_chosen_threads(place, do) if access.thread else ()))
     steps = (s[dimension] for s in (*access.value, *access.thread))
     modes = [(e, s) for e, s in zip(extents, steps, strict=True) if moves(s)]
+    slot = _slot_of(context, place, access, dimension)
     for name, coefficient in origin_of(context, access, dimension)[1]:
-        if name in place.ranges:
+        if slot and name == FIRST:
+            modes.append((context.grid[slot[0]], slot[1]))
+        elif name in place.ranges:
             span = place.ranges[name]
             modes.append((span.last - span.first + 1, coefficient))
     return modes
+
+
+def _slot_of(
+    context: Context, place: Place, access: Access, dimension: int
+) -> tuple[str, Any] | None:
+    """Return which variable of the grid counts slots in a dimension, and the rows of a slot.
+
+    A write begins at a slot's first row and is asked whether it is below the group's end: by the
+    lemma of ``tinygpu.term.groups`` slots of full blocks are then in the place of rows.
+    """
+    steps = dict(origin_of(context, access, dimension)[1])
+    limited = bool(access.guard) and access.guard[dimension] == END
+    if context.groups is None or steps.get(FIRST) != 1 or not limited:
+        return None
+    values = {name: one for loop in place.tiles for name, one in loop.values}
+    match values.get(GROUP):
+        case Apply("slot_group", (_, _, Constant(block), Value(slot))) if slot in context.grid:
+            if cuts_groups(context.groups, slot, block, values):
+                return slot, block
+    return None
 
 
 def _box(context: Context, place: Place, do: Do) -> list[tuple[Any, Any]]:

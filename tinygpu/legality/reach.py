@@ -32,6 +32,7 @@ import numpy as np
 from tinygpu.devices.device import Device
 from tinygpu.errors import ProgramError
 from tinygpu.isa.instruction import Instruction
+from tinygpu.term.operation import Groups
 from tinygpu.term.program import (
     Access,
     Affine,
@@ -161,12 +162,15 @@ class Context:
     outputs: tuple[str, ...]
     zeroed: Any
     paired: bool
+    groups: Groups | None = None
 
     @property
     def key(self) -> Any:
         """What tells contexts of one space apart."""
         own = (*self.parameters.items(), *self.grid.items())
-        return structural_key((own, self.cluster, self.outputs, self.zeroed, self.paired))
+        return structural_key(
+            (own, self.cluster, self.outputs, self.zeroed, self.paired, self.groups)
+        )
 
     @property
     def chip(self) -> Device:
@@ -214,6 +218,8 @@ class Case:
         tiles = Range(0, product(grid.values()) - 1, exact=False)
         ends = {n: (number, number) for n, number in parameters.items()}
         ends |= {name: (0, extent - 1) for name, extent in grid.items()}
+        if groups := program.operation.groups:
+            ends[groups.ends] = (0, sizes[groups.rows])
         for name, (least, most) in program.value_bounds(ends).items():
             outside[name] = Range(least, most, exact=False)
         outside |= {name: Range(0, extent - 1) for name, extent in program.cluster}
@@ -281,6 +287,7 @@ class Case:
                 tuple(operand.name for operand in program.operation.outputs),
                 program.zeroed,
                 any(p.do.multicast for p in places if p.do.instruction.unit == "tensor"),
+                program.operation.groups,
             ),
         )
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from tinygpu.isa.memory import DTYPES
+from tinygpu.isa.memory import ARRAY_DTYPES
 from tinygpu.legality.reach import Case, Clause, Context, Place, product
 from tinygpu.term.operation import LARGEST_SIZE
 from tinygpu.term.program import Buffer, select
@@ -250,7 +250,7 @@ def device_memory(case: Case) -> Iterator[Clause]:
         return
     operation = case.program.operation
     need = sum(
-        DTYPES[o.dtype].bytes * product(case.context.sizes[axis] for axis in o.axes)
+        ARRAY_DTYPES[o.dtype].bytes * product(case.context.sizes[axis] for axis in o.axes)
         for o in operation.operands
     )
     names = ", ".join(o.name for o in operation.operands)

@@ -10,6 +10,7 @@ Source: PTX ISA 9; NVIDIA CUTLASS 3 and P. Mohan, "Outperforming cuBLAS on H100"
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from types import MappingProxyType
 from typing import Any
 
@@ -17,6 +18,7 @@ from tinygpu.isa.memory import DTYPES, GMEM, L2, REGISTERS, SMEM
 from tinygpu.machines.tiles import ROW_BYTES, ring, tile_requirements
 from tinygpu.term.builder import Held, Kernel
 from tinygpu.term.machine import Choice, Machine, Measured, Requirement, Value, instructions
+from tinygpu.term.expression import Expression, apply, value
 from tinygpu.term.operation import ACC, Operation
 from tinygpu.term.program import select
 
@@ -43,7 +45,7 @@ class Hopper(Machine):
         "ld.shared", "fma", "ld.global", "alu", "mufu", "mov",
     )  # fmt: skip
     numeric = True
-    operations = ("matmul",)
+    operations = ("matmul", "grouped")
     spread = ("tile_m", "tile_n", "consumers", "consume", "cluster_m", "cluster_n", "cluster_k")
     in_order = MappingProxyType({"cluster_k": 1})
     outputs = MappingProxyType(
@@ -155,6 +157,13 @@ class Hopper(Machine):
                 "choose persistent 0 and consume cooperative, or cluster_k 1",
             ),
             Requirement(
+                "groups",
+                operation.groups is None or (d.cluster_k == 1 and d.epilogue == "direct"),
+                "rows of a group end within a tile: threads store those inside, and each tile has "
+                "its own number of steps",
+                "choose epilogue direct and cluster_k 1",
+            ),
+            Requirement(
                 "in_flight",
                 d.in_flight < d.stages,
                 "fewer groups of products are in flight than there are stages",
@@ -171,11 +180,21 @@ class Hopper(Machine):
         k.launch(persistent=self.persistent, raster=self.raster, ctas_per_sm=self.ctas_per_sm,
                  early=self.early)  # fmt: skip
         k.grid(*["bl"] * batch, "br", "bc")
+        grouped, values = k.op.groups is not None, dict[str, Expression]()
         k.cluster(rank_m=self.cluster_m, rank_n=self.cluster_n)
         if shared_k:
             k.cluster(rank_k=self.cluster_k)
         k.tile(tm=self.tile_m, tn=self.tile_n, tk=self.tile_k)
-        at = "l = bl," * batch + f"{rows} = (br rank_m tm), {columns} = (bc rank_n tn),"
+        place = {rows: "br rank_m tm", columns: "bc rank_n tn"}
+        if grouped:  # a tile's rows of c are in a slot of the groups, which begins where it says
+            slot, *rest = place["m"].split()
+            lines = self.tile_n * self.cluster_n if self.swap else self.tile_m * self.cluster_m
+            values, place["m"] = k.slots(slot, lines), f"first {' '.join(rest)}"
+            steps = value("k").ceildiv(self.tile_k)
+            left = apply("max", value("end") - value("first"), 0)
+            values["trips"] = steps * apply("min", left, 1)
+        at = "l = bl," * batch + "g = which," * grouped
+        at += "".join(f"{axis} = ({digits})," for axis, digits in place.items())
         at += "k = (rank_k kt tk)" if shared_k else "k = (kt tk)"
         smem_x = ring(k, x, self.stages, tm=self.tile_m, tk=self.tile_k)
         smem_y = ring(k, y, self.stages, tn=self.tile_n, tk=self.tile_k)
@@ -189,12 +208,14 @@ class Hopper(Machine):
         loaders = select(self.consumers > 1, 4, 1)
         with k.role("producer", warps=loaders, registers=select(many, select(few, 32, 40), 0)):
             with k.elect():
-                for _ in k.tiles():
-                    for step in k.loop("kt"):
+                for tile in k.tiles(**values):
+                    for step in k.loop("kt", trips=tile.trips if grouped else None):
                         k.wait(empty[step - self.stages])
                         k.arrive(full[step], expect=smem_x.stage_bytes + smem_y.stage_bytes)
-                        k.tma(smem_x[step], x[at], signal=full[step], share="tm by rank_n")
-                        k.tma(smem_y[step], y[at], signal=full[step], share="tn by rank_m")
+                        k.tma(smem_x[step], x[at], signal=full[step], share="tm by rank_n",
+                              trim=not grouped)
+                        k.tma(smem_y[step], y[at], signal=full[step], share="tn by rank_m",
+                              trim=not grouped)
             k.sync("cluster")  # nobody leaves while others still send here
 
         with k.role("consumer", warpgroups=1, registers=select(many, select(few, 160, 232), 0),
@@ -223,10 +244,10 @@ class Hopper(Machine):
             digits = "far", *["peer"] * shared_k, "chunk", "group", "half", "pair"
             sums = k.registers("sums", "f32", *digits)
             first, after = ("w", self.consumers) if turns else ("", 1)
-            for tile in k.tiles(start=first, step=after):
+            for tile in k.tiles(start=first, step=after, **values):
                 if turns:
                     k.wait(turn[tile - 1])
-                for step in k.loop("kt"):
+                for step in k.loop("kt", trips=tile.trips if grouped else None):
                     with k.when(step < step.count):
                         k.wait(full[step])
                         k.wgmma(sums, smem_x[step][mine], smem_y[step][cols], fresh=step.first)
@@ -240,7 +261,8 @@ class Hopper(Machine):
                 k.wait_group("wgmma", 0)
                 k.run_on("kt", self.in_flight)  # what is left to release
                 added = k.cluster_sum(sums, over="rank_k", slices="peer") if shared_k else sums
-                store.tile(added)
+                with k.when(tile.trips >= 1) if grouped else nullcontext():
+                    store.tile(added)
             if self.epilogue == "tma":
                 with k.elect():
                     k.wait_group("bulk", 0, read=True)

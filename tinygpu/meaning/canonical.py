@@ -253,7 +253,7 @@ def _everyone(run: Run, grid: _Grid, role: Role) -> _Group:
     env: dict[str, Any] = {n: _one(np.tile(x, copies)) for n, x in per_cta.items()}
     if role.copy:
         env[role.copy] = _one(who // grid.ctas)
-    return _Group(who, {**run.values, **env}, True)
+    return _Group(who, {**run.numbers, **env}, True)
 
 
 @dataclass(slots=True, eq=False)
@@ -719,8 +719,10 @@ class _Work:
             if low + int(first.min()) < 0 or high + int(first.max()) >= size:
                 here = along[..., None] + first
                 inside = inside & (here >= 0) & (here < size)
-                if guard:
+                if guard is True:
                     taken = taken & (here < size)
+            if isinstance(guard, str):
+                taken = taken & (along[..., None] + first < np.asarray(group.env[guard]))
         vector = 1 if isinstance(do, Exit) else int(do.vector)
         if vector > 1 and len(taken) > 1 and len(taken) % vector == 0:
             taken = np.repeat(taken[::vector], vector, axis=0)

@@ -81,7 +81,7 @@ class Run:
     """One interpretation: the program, its arrays, what was found, and what recurs."""
 
     program: Program
-    values: Mapping[str, int]
+    values: Mapping[str, Any]
     scalars: Mapping[str, float]
     arrays: Mapping[str, GlobalArray]
     touch: Toucher
@@ -91,6 +91,12 @@ class Run:
     found: dict[Kind, Finding] = field(default_factory=dict)
     known: dict[Any, Any] = field(default_factory=dict)
     overlaps: dict[Any, Any] = field(default_factory=dict)
+
+    @property
+    def numbers(self) -> dict[str, int]:
+        """Sizes and parameters, without arrays of integers."""
+        arrays = {o.name for o in self.program.operation.indices}
+        return {name: n for name, n in self.values.items() if name not in arrays}
 
     def given(self, source: Immediate | Scalar, dtype: DType) -> Values:
         """Return a constant or an argument of the kernel, as it is in a register of a type."""

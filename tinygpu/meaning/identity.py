@@ -44,6 +44,7 @@ from functools import lru_cache
 from hashlib import blake2b
 from itertools import chain, product
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -56,7 +57,7 @@ from tinygpu.meaning.assumptions import ends, unproved, window
 from tinygpu.meaning.canonical import NotCanonicalError, canonical_run
 from tinygpu.meaning.execution import is_tile
 from tinygpu.meaning.exponential_ring import DRAWS, P2, exponential_ring, has_exponential
-from tinygpu.meaning.inputs import drawn, kinds
+from tinygpu.meaning.inputs import drawn, drawn_ends, kinds
 from tinygpu.meaning.interpret import SCALAR, edge_of, interpret, tile_of, wrong_result
 from tinygpu.meaning.prime_field import prime_field
 from tinygpu.meaning.race import Finding
@@ -185,7 +186,8 @@ def _cover(program: Program) -> Cover | None:
     held = {axis for axis, _ in program.at_most}  # what statements cover has no tiles to cover
     wheres = (s.where for s, _ in walk(program) if isinstance(s, Do) and s.where is not None)
     compares = any({name for name, _ in w.bound.terms} - held for w in wheres)
-    masked = compares or program.tile_values or program.operation.mask is not None
+    own = program.tile_values and program.operation.groups is None  # laws see what slots cover
+    masked = compares or own or program.operation.mask is not None
     return mask_cover(program) if masked else None
 
 
@@ -315,7 +317,7 @@ def _asked_in(
 
 def _findings(
     program: Program,
-    sizes: Mapping[str, int],
+    sizes: Mapping[str, Any],
     number: int,
     draw: int,
     algebra: Callable[[int], Algebra],
@@ -330,6 +332,10 @@ def _findings(
         o.name: random.integers(exact.modulus, size=shapes[o.name]).astype(np.float64)
         for o in operation.inputs
     }
+    if groups := operation.groups:
+        normal = random.standard_normal(sizes[groups.axis])
+        inputs[groups.ends] = drawn_ends(groups, sizes, normal)
+        sizes = {**sizes, groups.ends: tuple(inputs[groups.ends].tolist())}
     scalars = {n: float(random.integers(exact.modulus)) for n in operation.scalars}
     try:
         result, found, shared = canonical_run(program, sizes, inputs, scalars, exact)

@@ -26,11 +26,13 @@ from collections.abc import Callable, Mapping
 from math import prod
 from typing import Any
 
-from tinygpu.term.operation import Operation
+from tinygpu.term.operation import Groups, Operation
 
-__all__ = ["KINDS", "PLANTED", "RISE", "drawn", "kinds"]
+__all__ = ["EMPTY", "KINDS", "PLANTED", "RISE", "drawn", "drawn_ends", "kinds"]
 
 KINDS = ("normal", "rising", "planted")
+EMPTY = 0.43
+"""A third of the normal distribution is nearer to 0: such a group has no rows."""
 RISE = 64.0
 """Of 64 |normal| one in six is above 89, whose exponential is beyond fp32; fp16 holds all."""
 PLANTED = 16.0
@@ -52,6 +54,8 @@ def drawn(
     shapes = operation.shapes(sizes)
     over = {a for r in operation.reductions if r.operator == "max" for a in r.over}
     found = {o.name: normal(shapes[o.name]) for o in operation.inputs}
+    if groups := operation.groups:
+        found[groups.ends] = drawn_ends(groups, sizes, normal((sizes[groups.axis],)))
     if kind == "normal":
         return found
     for operand in operation.inputs:
@@ -71,6 +75,19 @@ def drawn(
                 array = array + PLANTED * ((along - row - 1) % size == 0)
         found[operand.name] = array
     return found
+
+
+def drawn_ends(groups: Groups, sizes: Mapping[str, int], normal: Any) -> Any:
+    """Return ends of groups of all rows, made of a normal number each: a third of them is empty.
+
+    The others have rows in proportion to the number's size; an array of i32 of its library.
+    """
+    weights = abs(normal) * (abs(normal) > EMPTY)
+    total = weights.sum()
+    shares = (weights.cumsum() + 1e-9) / (total + 1e-9) if total else normal * 0 + 1.0
+    ends = (shares * sizes[groups.rows] + 0.5).astype("int32")
+    ends[-1] = sizes[groups.rows]
+    return ends.clip(0, sizes[groups.rows])
 
 
 def _compared(operation: Operation) -> set[str]:

@@ -90,6 +90,10 @@ def interpret(
     given = {n: float(algebra.round(f32, np.array(x))) for n, x in (scalars or {}).items()}
     if missing := [n for n in operation.scalars if n not in given]:
         raise OperationError(f"{operation.name}: no scalar {missing[0]}; give it in scalars")
+    if groups := operation.groups:
+        ends = tuple(int(x) for x in inputs[groups.ends])
+        groups.require(ends, sizes)
+        sizes = {**sizes, groups.ends: ends}
     values = program.parameter_values(sizes)
     landing = _LANDINGS[(seed + seed // len(_LANDINGS)) % len(_LANDINGS)]
     run = Run(program, values, given, arrays, Toucher(values), random, landing, algebra)
@@ -102,6 +106,7 @@ def interpret(
         results[out.name] = algebra.round(array.dtype, array.flat).reshape(array.shape)
         findings += unwritten(program, out.name, array)
     exact = {o.name: arrays[o.name].flat.reshape(arrays[o.name].shape) for o in operation.inputs}
+    exact |= {o.name: inputs[o.name] for o in operation.indices}
     findings += wrong_result(program, sizes, exact, given, results, algebra)[0]
     return Result(results, tuple(findings))
 

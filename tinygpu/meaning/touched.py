@@ -181,6 +181,8 @@ class Toucher:
         places = self._gmem_places(do, access, numbers, key)
         origin = [o.evaluate(env) for o in access.origin] or [0] * len(buffer.shape)
         sizes = [self._number(n) for n in buffer.shape]
+        guards = access.guard or (False,) * len(sizes)
+        limits = [env[g] if isinstance(g, str) else n for g, n in zip(guards, sizes, strict=True)]
         strides = [self._number(n) for n in buffer.stride]
         address = np.full(places.place.shape[1:], 0, np.int64)
         for along, start, stride in zip(places.place, origin, strides, strict=True):
@@ -190,16 +192,18 @@ class Toucher:
         left: Booleans | bool = False
         vector = _vector(do)
         if any(
-            low + start < 0 or high + start >= size
-            for low, high, start, size in zip(places.low, places.high, origin, sizes, strict=True)
+            low + start < 0 or high + start >= min(size, limit)
+            for low, high, start, size, limit in zip(
+                places.low, places.high, origin, sizes, limits, strict=True
+            )
         ):
             inside = taken.copy()
-            guards = access.guard or (False,) * len(sizes)
-            for along, start, size, guard in zip(places.place, origin, sizes, guards, strict=True):
+            parts = zip(places.place, origin, sizes, guards, limits, strict=True)
+            for along, start, size, guard, limit in parts:
                 here = along + start
                 inside &= (here >= 0) & (here < size)
                 if guard:
-                    taken &= here < size
+                    taken &= here < limit
             if vector > 1 and len(taken) % vector == 0:
                 taken = np.repeat(taken[::vector], vector, axis=0)
             sure = taken & inside

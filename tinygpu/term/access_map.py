@@ -229,8 +229,8 @@ class Access:
     """A map from (thread, value) to coordinates of a buffer, at a ring index.
 
     ``thread[i]`` and ``value[j]`` are the steps, one a dimension, of the i-th thread and the j-th
-    value mode.  ``guard[d]`` says whether dimension d is compared with its size (gmem only);
-    ``outside`` is what ld.global gives there.  With ``trimmed`` a TMA load leaves out the lines
+    value mode.  ``guard[d]`` says whether dimension d is compared with its size, or names the tile
+    value that it is compared with (gmem only); ``outside`` is what ld.global gives there.  With ``trimmed`` a TMA load leaves out the lines
     (value mode 1) that lie outside: what their cells hold then is not defined.
     ``peer``: the rank, along the buffer's home, of the CTA into which it writes.
     """
@@ -240,7 +240,7 @@ class Access:
     thread: tuple[tuple[int, ...], ...] = ()
     origin: tuple[Affine, ...] = ()
     index: Affine = Affine()
-    guard: tuple[bool, ...] = ()
+    guard: tuple[bool | str, ...] = ()
     outside: float = 0.0
     trimmed: bool = False
     peer: int = 0
@@ -260,6 +260,11 @@ class Access:
             if parts and len(parts) != rank:
                 text = f"{self.buffer.name}: {what} {', '.join(map(str, parts))} is of {len(parts)}"
                 raise ProgramError(f"{text} dimensions; the buffer has {rank}: give one for each")
+
+    def limit(self, dimension: int) -> int | str:
+        """Return what coordinates of a guarded dimension are below: its size, or a tile value."""
+        guard = self.guard[dimension]
+        return guard if isinstance(guard, str) else self.buffer.shape[dimension]
 
     def __str__(self) -> str:
         ring = "" if str(self.index) == "0" and self.buffer.stages == 1 else f"@({self.index})"

@@ -27,6 +27,15 @@ where((index(n) <= index(m)), s, -inf)
 >>> float(causal.evaluate({"index(n)": 3, "index(m)": 2, "s": 1.0}))
 -inf
 
+A *lookup* reads an array of integers that a launch is given, whole: a tile value may be one
+(``ForTile``).  The array's name stands first, and its elements are in ``values``:
+
+- ``element(array, i)`` is its i-th element, 0 for a negative i;
+- ``slot_group(array, count, block, slot)`` is the group of a slot, see ``tinygpu.term.groups``.
+
+>>> apply("element", value("ends"), value("g") - 1).evaluate({"ends": (3, 8), "g": 2})
+8
+
 Source: ``docs/model.md``, section "Operations".
 """
 
@@ -34,7 +43,7 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from inspect import signature
@@ -48,6 +57,7 @@ from tinygpu.isa.algebra import FLOATS, OPERATORS, Algebra
 __all__ = [
     "DEEPEST",
     "INTEGERS",
+    "LOOKUPS",
     "OPERATORS",
     "TAKES",
     "Apply",
@@ -64,7 +74,31 @@ __all__ = [
 ]
 
 
-TAKES = {n: getattr(f, "nin", 0) or len(signature(f).parameters) for n, f in OPERATORS.items()}
+def _element_at(array: Any, index: Any) -> Any:
+    """Return elements of an array of integers, 0 before its first; ``index`` is clipped."""
+    data = np.asarray(array, np.int64)
+    found = np.where(np.asarray(index) < 0, 0, data[np.clip(index, 0, len(data) - 1)])
+    return found if found.ndim else int(found)
+
+
+def _slot_group(array: Any, count: Any, block: Any, slot: Any) -> Any:
+    """Return how many groups but the last begin their slots at or before ``slot``, less the first.
+
+    Group g + 1 begins at slot ``array[g] // block + g + 1``.
+    """
+    del count  # the array has as many elements
+    data = np.asarray(array, np.int64)[:-1]
+    begins = data // np.expand_dims(block, -1) + np.arange(1, len(data) + 1)
+    found = (begins <= np.expand_dims(slot, -1)).sum(-1)
+    return found if found.ndim else int(found)
+
+
+LOOKUPS: Mapping[str, Callable[..., Any]] = {"element": _element_at, "slot_group": _slot_group}
+"""What reads an array of integers, by name; the array is the first argument."""
+TAKES = {
+    n: getattr(f, "nin", 0) or len(signature(f).parameters)
+    for n, f in (OPERATORS | LOOKUPS).items()
+}
 """How many arguments an operator takes."""
 _COMPARED = {"le": "<=", "lt": "<"}
 _CONDITIONS = (*_COMPARED, "and")
@@ -146,6 +180,11 @@ class Expression:
                         f"expression {self}: no value {name}; given {list(values)}"
                     )
                 return _element(values[name], algebra)
+            case Apply(operator, (array, *places)) if operator in LOOKUPS:
+                if str(array) not in values:
+                    raise OperationError(f"expression {self}: no array {array} is given")
+                numbers = (a.evaluate(values, INTEGERS) for a in places)
+                return LOOKUPS[operator](values[str(array)], *numbers)
             case Apply(operator, arguments) if operator in _CONDITIONS:
                 return OPERATORS[operator](*(a.evaluate(values, INTEGERS) for a in arguments))
             case Apply(operator, arguments):
@@ -250,12 +289,14 @@ class Apply(Expression):
     arguments: tuple[Expression, ...]
 
     def __post_init__(self) -> None:
-        if self.operator not in OPERATORS:
+        if self.operator not in OPERATORS and self.operator not in LOOKUPS:
             known = _SAID.get(self.operator) or nearest(self.operator, OPERATORS)
             raise OperationError(f"operator {self.operator}: {known}")
         given, takes = len(self.arguments), TAKES[self.operator]
         if given != takes:
             raise OperationError(f"operator {self.operator}: {given} arguments; it takes {takes}")
+        if self.operator in LOOKUPS and not isinstance(self.arguments[0], Value):
+            raise OperationError(f"{self}: {self.arguments[0]} is no array's name")
         if self.operator in _COMPARED:
             if any(_degree(a) > 1 for a in self.arguments):
                 raise OperationError(f"{self}: a product of coordinates; compare sums of them")
@@ -353,6 +394,11 @@ def bounds(expression: Expression, values: Mapping[str, Bounds]) -> Bounds:
         case Apply("where", (_, *arguments)):
             (a, b), (c, d) = (bounds(argument, values) for argument in arguments)
             return _lower(a, c), _higher(b, d)
+        case Apply("element", (array, _)):  # what the array's elements lie between, and 0
+            least, most = bounds(array, values)
+            return _lower(least, 0), most
+        case Apply("slot_group", (_, count, _, _)):
+            return 0, bounds(count, values)[1] - 1
         case Apply(operator, arguments):
             ends = [bounds(argument, values) for argument in arguments]
             return _bounded(operator, ends)

@@ -247,7 +247,8 @@ class Machine(ABC):
                 f"machine {self.name}: {operation.name} with {len(operation.outputs)} outputs; it "
                 "writes one: leave out the others"
             )
-        if operation.name == "matmul" in self.operations and not is_matmul(operation):
+        named = operation.name in ("matmul", "grouped") and operation.name in self.operations
+        if named and not is_matmul(operation):
             raise OperationError(
                 f"machine {self.name}: {operation} is no matmul; it does matmul(..) of "
                 "tinygpu.term.operation, with an epilogue of yours"

@@ -9,7 +9,8 @@ scalars, sizes and coordinates, and has the axes of what it reads that it does n
     r2 = reduce over axes of expression(r1, inputs, ..)
     output[output axes] = epilogue(r1, r2, .., inputs, ..)
 
-An operation may have ``further`` outputs, each an operand with an epilogue of its own.
+With ``groups`` an axis is no axis of the points: its coordinate is the group in which a point's row
+is, by an array of the groups' ends.  An operation may have ``further`` outputs, each an operand with an epilogue of its own.
 
 A matmul has one reduction, its sum ``acc``; a softmax two; attention four; an elementwise operation
 none.
@@ -35,10 +36,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import combinations, product
-from types import MappingProxyType
+from types import MappingProxyType, NoneType
 from typing import Any
 
 import numpy as np
@@ -46,7 +47,7 @@ from numpy.typing import NDArray
 
 from tinygpu.errors import OperationError, nearest, require_kind, require_names
 from tinygpu.isa.algebra import FLOATS, Algebra
-from tinygpu.isa.memory import DTYPES
+from tinygpu.isa.memory import ARRAY_DTYPES
 from tinygpu.term.expression import (
     INTEGERS,
     Apply,
@@ -64,12 +65,14 @@ __all__ = [
     "ACTIVATIONS",
     "LARGEST_SIZE",
     "OPERATIONS",
+    "Groups",
     "Operand",
     "Operation",
     "Problem",
     "Reduction",
     "attention",
     "elementwise",
+    "grouped_matmul",
     "is_matmul",
     "matmul",
     "reduce",
@@ -91,9 +94,10 @@ class Operand:
         require_kind("operand: name", self.name, str, OperationError)
         require_names(f"operand {self.name}: axes", self.axes, OperationError)
         require_kind(f"operand {self.name}: dtype", self.dtype, str, OperationError)
-        if self.dtype not in DTYPES:
+        if self.dtype not in ARRAY_DTYPES:
             raise OperationError(
-                f"operand {self.name}: unknown dtype {self.dtype!r}; known are {', '.join(DTYPES)}"
+                f"operand {self.name}: unknown dtype {self.dtype!r}; known are "
+                f"{', '.join(ARRAY_DTYPES)}"
             )
 
     def __str__(self) -> str:
@@ -138,6 +142,54 @@ class Reduction:
         return tuple(found)
 
 
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """Rows in groups: ``axis`` counts them, and group i ends before row ``ends[i]``.
+
+    Group 0 begins at row 0, each other one where the one before it ends, so a group may be empty;
+    the last ends with the last row.  ``ends`` is the name of an array of i32.
+    """
+
+    axis: str
+    rows: str
+    ends: str
+
+    @property
+    def operand(self) -> Operand:
+        """The array of the groups' ends."""
+        return Operand(self.ends, (self.axis,), "i32")
+
+    def even(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        """Return the ends of groups of equal rows, as far as that goes.
+
+        >>> Groups("g", "m", "ends").even({"g": 3, "m": 10})
+        (3, 6, 10)
+        """
+        count, rows = sizes[self.axis], sizes[self.rows]
+        return tuple(rows * (i + 1) // count for i in range(count))
+
+    def ends_of(self, sizes: Mapping[str, Any]) -> tuple[int, ...]:
+        """Return the ends that ``sizes`` has under their name, or else even ones."""
+        return tuple(sizes[self.ends]) if self.ends in sizes else self.even(sizes)
+
+    def require(self, ends: Sequence[int], sizes: Mapping[str, int]) -> None:
+        """Raise OperationError unless the ends are those of ``sizes[axis]`` groups of all rows."""
+        count, rows = sizes[self.axis], sizes[self.rows]
+        if len(ends) != count:
+            raise OperationError(f"{self.ends}: {len(ends)} ends; there are {count} groups")
+        for i, (before, end) in enumerate(zip((0, *ends), ends, strict=False)):
+            if end < before:
+                raise OperationError(
+                    f"{self.ends}: group {i} ends at {end}, before it begins, at {before}; give "
+                    "sums of the groups' rows"
+                )
+        if ends[-1] != rows:
+            raise OperationError(
+                f"{self.ends}: the last group ends at {ends[-1]}, and {self.rows} is {rows}; let "
+                "it end with the last row"
+            )
+
+
 REDUCERS: Mapping[str, float] = {"add": 0.0, "max": -math.inf}
 """Operators that reduce, each with its identity."""
 _BLOCK = 2**20
@@ -158,6 +210,7 @@ class Operation:
     epilogue: Expression = ACC
     scalars: tuple[str, ...] = ()
     further: tuple[tuple[Operand, Expression], ...] = ()
+    groups: Groups | None = None
 
     def __post_init__(self) -> None:
         self._require_kinds()
@@ -183,6 +236,9 @@ class Operation:
                 raise self._error(f"{what}: an axis is there twice; give each once")
         reduced = {a for r in self.reductions for a in r.over}
         have = {a for o in self.outputs for a in o.axes}
+        if self.groups:
+            self._require_groups(self.groups, have, reduced)
+            have = have | {self.groups.axis}
         kept = tuple(a for a in self.axes if a in have or a not in reduced)
         if lost := [a for a in kept if a not in have]:
             raise self._error(
@@ -193,11 +249,23 @@ class Operation:
             own = tuple(a for a in self.axes if a in output.axes)
             if output.axes != own:
                 raise self._error(f"{output} has to have the axes {', '.join(own)}, in this order")
-            if more := [a for a in self.axes_of(epilogue) if a not in output.axes]:
+            known = {*output.axes, *((self.groups.axis,) if self.groups else ())}
+            if more := [a for a in self.axes_of(epilogue) if a not in known]:
                 raise self._error(
                     f"the epilogue {epilogue} has the axis {more[0]}, which {output} lacks; "
                     "read a reduction over it"
                 )
+
+    def _require_groups(self, groups: Groups, have: set[str], reduced: set[str]) -> None:
+        """Raise OperationError unless the groups are of an output's rows, and no axis of it."""
+        for axis, among in ((groups.axis, self.axes), (groups.rows, have)):
+            if axis not in among:
+                raise self._error(f"groups: {axis} is no axis; {nearest(axis, [*among])}")
+        if groups.axis in have | reduced:
+            raise self._error(f"groups: {groups.axis} is an output's axis, or reduced; a row's "
+                              "group is found by its ends")  # fmt: skip
+        if any({groups.axis, groups.rows} <= {*o.axes} for o in self.inputs):
+            raise self._error(f"groups: an input has rows and {groups.axis}; give it one of them")
 
     def _require_read(self, made: list[str]) -> None:
         """Raise OperationError for names that are unknown or later, and reductions nobody reads."""
@@ -238,6 +306,7 @@ class Operation:
             for one in getattr(self, field):
                 require_kind(f"{what}: {field}", one, kind, OperationError)
         require_kind(f"{what}: further", self.further, tuple, OperationError)
+        require_kind(f"{what}: groups", self.groups, (Groups, NoneType), OperationError)
         for pair in self.further:
             if not isinstance(pair, tuple) or len(pair) != 2:
                 raise OperationError(f"{what}: further has {pair!r}; give (operand, epilogue)")
@@ -264,8 +333,13 @@ class Operation:
 
     @property
     def operands(self) -> tuple[Operand, ...]:
-        """The inputs and then the outputs: the order of a kernel's pointers."""
-        return (*self.inputs, *self.outputs)
+        """The inputs, the groups' ends and the outputs: the order of a kernel's pointers."""
+        return (*self.inputs, *self.indices, *self.outputs)
+
+    @property
+    def indices(self) -> tuple[Operand, ...]:
+        """The arrays of integers that say where something is."""
+        return (self.groups.operand,) if self.groups else ()
 
     def operand(self, name: str) -> Operand:
         """Return the operand called ``name``."""
@@ -366,14 +440,17 @@ class Operation:
         return self._count(rest, sizes) * _true_points(self.mask, moving, sizes)
 
     def _count(self, axes: tuple[str, ...], sizes: Mapping[str, int]) -> float:
-        """Return how many points there are."""
+        """Return how many points there are; a row's group is one of many."""
+        found = self.groups
+        if found and found.rows in axes:
+            axes = tuple(a for a in axes if a != found.axis)
         return math.prod(float(sizes[a]) for a in axes)
 
     def bytes(self, sizes: Mapping[str, int]) -> float:
         """Return the fewest bytes to move: every operand once."""
         shapes = self.shapes(sizes)
         return float(
-            sum(DTYPES[o.dtype].bytes * float(np.prod(shapes[o.name])) for o in self.operands)
+            sum(ARRAY_DTYPES[o.dtype].bytes * float(np.prod(shapes[o.name])) for o in self.operands)
         )
 
     def reference(
@@ -391,6 +468,8 @@ class Operation:
         there are no errors, and S is 0.
         ``off``: sums that are taken off by a multiple of their root sum of squares, by name.
         """
+        if self.groups:
+            return self._of_groups(self.groups, inputs, scalars, algebra, off)
         exact = {n: x.astype(np.float64) for n, x in inputs.items()}
         sizes = self.sizes({n: x.shape for n, x in exact.items()})
         if missing := [a for a in self.axes if a not in sizes]:
@@ -414,6 +493,41 @@ class Operation:
                         shape = self.shapes(sizes)[output.name]
                         found[name] = np.empty_like(here[self.inputs[0].name], shape=shape)
                     found[name][at] = part
+        return found
+
+    def _of_groups(
+        self,
+        groups: Groups,
+        inputs: Mapping[str, NDArray[Any]],
+        scalars: Mapping[str, float] | None,
+        algebra: Algebra,
+        off: Mapping[str, float],
+    ) -> dict[str, NDArray[np.float64]]:
+        """Compute group by group: of each its rows, and what has the axis of groups at it."""
+        if groups.ends not in inputs:
+            raise self._error(f"no input {groups.ends}; give the groups' ends")
+        sizes = self.sizes({n: x.shape for n, x in inputs.items()})
+        ends = [int(x) for x in inputs[groups.ends]]
+        groups.require(ends, sizes)
+        plain = replace(self, groups=None, axes=tuple(a for a in self.axes if a != groups.axis),
+                        inputs=tuple(replace(o, axes=tuple(a for a in o.axes if a != groups.axis))
+                                     for o in self.inputs))  # fmt: skip
+        found: dict[str, Any] = {}
+        for group, (start, end) in enumerate(zip((0, *ends), ends, strict=False)):
+            if start == end:
+                continue
+            here = {
+                o.name: inputs[o.name][tuple(
+                    group if a == groups.axis else slice(start, end) if a == groups.rows
+                    else slice(None) for a in o.axes)]
+                for o in self.inputs
+            }  # fmt: skip
+            for name, part in plain.reference(here, scalars, algebra, off).items():
+                output = self.operand(name.removeprefix("scale of "))
+                if name not in found:
+                    found[name] = np.empty_like(part, shape=self.shapes(sizes)[output.name])
+                at = (slice(start, end) if a == groups.rows else slice(None) for a in output.axes)
+                found[name][tuple(at)] = part
         return found
 
     def _blocks(
@@ -523,6 +637,8 @@ class Operation:
             text += str(self.epilogue)
         elif self.epilogue != ACC:
             text += f", then {self.epilogue}"
+        if self.groups:
+            text += f", {self.groups.axis} by {self.groups.ends} of {self.groups.rows}"
         return "; ".join([text, *(f"{output} = {epilogue}" for output, epilogue in self.further)])
 
 
@@ -707,15 +823,48 @@ def matmul(
     )
 
 
+def grouped_matmul(
+    dtype: str = "bf16",
+    output: str | None = None,
+    layout: str = "nt",
+    *,
+    bias: bool = False,
+    activation: str = "",
+) -> Operation:
+    """``c[m,n] = sum over k of a[m,k] * b[g,k,n]``, g the group of row m: a mixture's experts.
+
+    ``ends[g]`` in i32 says before which row each group ends, as ``offs`` of PyTorch's
+    ``_grouped_mm``; the last ends with the last row, and groups may be empty.  b is given
+    ``b[g,n,k]`` with the layout "nt", ``b[g,k,n]`` with "nn".  ``bias``: plus an input bias[g,n],
+    each group's own; then the ``activation``.  Raises OperationError as ``matmul`` does.
+
+    >>> print(grouped_matmul())
+    grouped: c[m,n] bf16 = acc: sum over k of (a[m,k] bf16 * b[g,n,k] bf16), g by ends of m
+    """
+    plain = matmul(dtype, output, layout, bias=bias, activation=activation)
+    if layout[0] != "n":
+        raise OperationError(f"grouped_matmul: layout {layout}; rows of a lie along k, give nt, nn")
+    a, *others = plain.inputs
+    return replace(
+        plain,
+        name="grouped",
+        axes=("g", *plain.axes),
+        inputs=(a, *(replace(o, axes=("g", *o.axes)) for o in others)),
+        groups=Groups("g", "m", "ends"),
+    )
+
+
 def is_matmul(operation: Operation) -> bool:
-    """Whether an operation is a matmul, of any layout and batched or not; what ends it is free."""
+    """Whether an operation is a matmul: of any layout, batched, grouped; what ends it is free."""
 
     def form(of: Operation) -> tuple[object, ...]:
         arrays = [(o.name, o.axes) for o in (*of.inputs[:2], *of.outputs)]
-        return of.axes, of.reductions, arrays
+        return of.axes, of.reductions, arrays, of.groups
 
     batched = "l" in operation.axes
-    return any(form(operation) == form(matmul(layout=t, batched=batched)) for t in LAYOUTS)
+    every = [matmul(layout=t, batched=batched) for t in LAYOUTS]
+    every += [grouped_matmul(layout=t) for t in ("nn", "nt")]
+    return any(form(operation) == form(other) for other in every)
 
 
 ARRAYS = ("u", "v", "w", "x", "z")
@@ -933,6 +1082,7 @@ ACTIVATIONS: Mapping[str, Callable[[Expression], Expression]] = {
 LAYOUTS = ("nn", "nt", "tn", "tt")
 OPERATIONS: Mapping[str, Callable[..., Operation]] = {
     "matmul": matmul,
+    "grouped": grouped_matmul,
     "elementwise": elementwise,
     "rmsnorm": rmsnorm,
     "softmax": softmax,

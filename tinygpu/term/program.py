@@ -399,7 +399,7 @@ class Program:
                             f"program {self.name}: tile value {name} has the name of a size, a "
                             "parameter, a variable or another value; give it its own"
                         )
-                given = known | grid
+                given = known | grid | {o.name for o in self.operation.indices}
                 for name, expression in statement.values:
                     need(f"tile value {name}", expression.names(), given)
                     given = given | {name}
@@ -481,10 +481,10 @@ class Program:
 
     def parameter_values(
         self, sizes: Mapping[str, int], given: Mapping[str, int] | None = None
-    ) -> dict[str, int]:
-        """Evaluate the launch parameters; the sizes are among the result.
+    ) -> dict[str, Any]:
+        """Evaluate the launch parameters; the sizes are among the result, and groups' ends.
 
-        ``given`` has parameters that are known already, as a leading dimension is.  Raises
+        The ends are those among the sizes, or else even ones.  ``given`` has parameters that are known already, as a leading dimension is.  Raises
         ProgramError for a size that the term does not cover.
         """
         for axis, most in self.at_most:
@@ -493,7 +493,9 @@ class Program:
                     f"program {self.name}: {axis} is {sizes[axis]}; this term covers at most "
                     f"{most}: choose a schedule that covers more"
                 )
-        values: dict[str, int] = dict(sizes)
+        values: dict[str, Any] = dict(sizes)
+        if groups := self.operation.groups:
+            values[groups.ends] = groups.ends_of(sizes)
         known = given or {}
         for name, expression in self.parameters:
             values[name] = known[name] if name in known else expression.evaluate(values)
@@ -506,6 +508,7 @@ class Program:
         negative.
         """
         ends: dict[str, tuple[Any, Any]] = dict.fromkeys(self.operation.axes, (1, LARGEST_SIZE))
+        ends |= {o.name: (0, LARGEST_SIZE) for o in self.operation.indices}
         for name, expression in self.parameters:
             ends[name] = bounds(expression, ends)
         places = {a.var: (0, bounds(a.extent, ends)[1] - 1) for a in self.grid}

@@ -23,6 +23,7 @@ from tinygpu.errors import ProgramError, at_line, nearest
 from tinygpu.term import program as term
 from tinygpu.term.access_map import number_text
 from tinygpu.term.expression import Constant, Expression, value
+from tinygpu.term.groups import END, FIRST, slot_values, slots
 from tinygpu.term.operation import Operation
 from tinygpu.term.program import Affine, select, var
 
@@ -45,7 +46,8 @@ Number = Any
 """An int, or while a space is scored an array over its schedules: compute with it, no branches."""
 
 Counter = Literal[
-    "the grid", "the cluster", "copies of a role", "threads", "values", "a loop", "a tile"
+    "the grid", "the cluster", "copies of a role", "threads", "values", "a loop", "a tile",
+    "a tile value",
 ]
 _UNREAD: tuple[dict[str, tuple[str, ...]], frozenset[str]] = ({}, frozenset())
 _STEPS = {"the grid": "chunk", "the cluster": "share", "a loop": "stride"}
@@ -211,6 +213,8 @@ class Digits:
         self._counts: dict[str, str] = {}  # the names of loops' counts
         self._by_tile: set[str] = set()  # loops that run to a tile value
         self.begins: dict[str, str] = {}  # of open loops: the tile value at which they begin
+        self.ends: dict[str, str] = {}  # of tile values where rows begin: the one where they end
+        self._counted: dict[str, Expression] = {}  # how far digits of the grid count, if no axis is
         self._steps: dict[str, tuple[str, Expression]] = {}  # by digit: parameters that are steps
         self._patterns: dict[Any, tuple[dict[str, tuple[str, ...]], frozenset[str]]] = {}
 
@@ -454,6 +458,14 @@ class Digits:
         (they stride), and theirs is one if it lies within them (each has a part).
         """
         digits = equations.get(axis, (axis,))
+        begins: dict[str, Number | str] = {d: 1 for d in digits if self.by(d) == "a tile value"}
+        if begins:
+            rest = tuple(d for d in digits if d not in begins)
+            inner, step, is_open = self.along(axis, {**equations, axis: rest})
+            if is_open or digits[: len(begins)] != (*begins,):
+                text = f"axis {axis}: begins at {', '.join(begins)}, a tile value: give it first,"
+                raise error(f"{text} and then digits with extents", axis)
+            return begins | inner, step, True
         opened = [i for i, d in enumerate(digits) if self._digits[d].extent is None]
         within = digits[opened[-1] + 1 :] if opened else digits
         found: dict[str, Number | str] = {}
@@ -488,8 +500,13 @@ class Digits:
             found[part] = self._parameter(part, value(self._counts[digit]) * Constant(unit))
         return found, step, True
 
-    def inside(self, digits: tuple[str, ...], *, is_open: bool) -> Number:
-        """Say whether digits count no further than the axis: an open one has its whole steps."""
+    def inside(self, digits: tuple[str, ...], *, is_open: bool) -> Number | str:
+        """Say whether digits count no further than the axis: an open one has its whole steps.
+
+        Or up to which tile value they do.
+        """
+        if begins := [d for d in digits if self.by(d) == "a tile value"]:
+            return self.ends.get(begins[0], digits == (begins[0],))
         opened = next((d for d in digits if d in self._covers), "")
         if opened in self._by_tile:
             return False
@@ -520,6 +537,17 @@ class Digits:
             text = f"digit {digit}: covers {axis} in steps of {one}, and {other} in steps of {two}"
             raise error(f"{text}; give it one way", digit)
 
+    def count_slots(self, digit: str, count: Expression, values: Mapping[str, str]) -> None:
+        """Let a digit of the grid count as far as an expression says, and tiles have values.
+
+        ``values``: by the name of each the one up to which rows that begin at it reach, or "".
+        """
+        self.require_by("slots", digit, "the grid")
+        self._counted[digit] = count
+        for name, end in values.items():
+            self.declare(name, "a tile value", None)
+            self.ends |= {name: end} if end else {}
+
     # the term's own
 
     def grid(self) -> tuple[term.Axis, ...]:
@@ -541,6 +569,8 @@ class Digits:
         """Return how far a digit counts: as far as its axis needs, if it is open."""
         if digit.extent is not None:
             return Constant(digit.extent)
+        if digit.name in self._counted:
+            return self._counted[digit.name]
         if digit.name not in self._covers:
             text = f"machine {self._machine}: digit {digit.name}: no pattern has it, so that nobody"
             raise ProgramError(f"{text} knows how far it goes; use it, or give it an extent")
@@ -568,6 +598,20 @@ class Declarations:
         """Let the tiles of a CTA, or the grid's, begin at the end of an axis of the grid."""
         self._digits.require_by("walk_down", digit, "the grid")
         self._digits.down.add(digit)
+
+    def slots(self, digit: str, block: Number) -> dict[str, Expression]:
+        """Let an open digit of the grid count slots of ``block`` rows of the operation's groups.
+
+        Returns the tile values, for ``k.tiles``; patterns say ``g = which, m = (first row)``.  See
+        ``tinygpu.term.groups``.
+        """
+        groups = self.op.groups
+        if groups is None:
+            raise error(f"slots: {self.op.name} has no groups", "slots")
+        values = slot_values(groups, digit, block)
+        ends = {name: END if name == FIRST else "" for name in values}
+        self._digits.count_slots(digit, slots(groups, block), ends)
+        return values
 
     def cluster(self, **extents: Number) -> None:
         """Declare digits that the CTAs of a cluster count, the first one fastest."""

@@ -45,7 +45,7 @@ _VECTOR_BYTES = 16  # spec: PTX ISA, "ld"
 _SLAB_BYTES = 128  # the widest swizzle
 _WARP = 32
 _ZERO = Affine()
-_MOVING = ("the grid", "the cluster", "copies of a role", "a loop")
+_MOVING = ("the grid", "the cluster", "copies of a role", "a loop", "a tile value")
 _SPACES = {"gmem": "global", "smem": "shared"}
 
 
@@ -203,7 +203,7 @@ class _Place:
 
     steps: Mapping[str, tuple[Number, ...]]
     last: str
-    guard: tuple[Number, ...]
+    guard: tuple[Number | str, ...]
     threads: tuple[Number, ...]
     strides: tuple[tuple[Number, ...], ...]
 
@@ -270,7 +270,7 @@ class DataMovement(Scopes):
         super().__init__(name, operation)
         self._pitches: list[tuple[str, Expression]] = []
         arrays = []
-        for o in operation.operands:
+        for o in (*operation.inputs, *operation.outputs):
             stride: list[int | str] = [1]
             for back, axis in enumerate(reversed(o.axes[1:])):
                 kind = "ld" if back == 0 else f"ls{back if back > 1 else ''}"
@@ -544,7 +544,9 @@ class DataMovement(Scopes):
         found = {d: self._in_dimensions(array, d, tuple(s)) for d, s in steps.items()}
         still = (0,) * len(array.buffer.shape)
         strides = self._digits.in_turn(counting, [found.get(d, still) for d in counting])
-        guard = tuple([not e if isinstance(e, bool) else e == 0 for e in exact]) if in_gmem else ()
+        guards = (e if isinstance(e, str) else not e if isinstance(e, bool) else e == 0
+                  for e in exact)  # fmt: skip
+        guard = tuple(guards) if in_gmem else ()
         threads, last = self._digits.thread_extents(steps), digits[-1] if digits else ""
         place = self._places[key] = _Place(found, last, guard, threads, strides)
         return place

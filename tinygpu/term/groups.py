@@ -1,0 +1,66 @@
+"""Slots: how the rows of groups are dealt out to tiles, when only the device knows the groups.
+
+The rows of a group are cut into blocks of B, the last one short.  How many blocks there are depends
+on the groups' ends, which are in an array on the device; the grid has to be as large as any ends
+ask for.  A *slot* is a number of that grid.  Group i, which begins at row b_i, has the slots from
+
+    s_i = b_i // B + i
+
+on, up to those of the next group.  With all rows M and G groups there are ``M // B + G`` slots.
+
+**Lemma.** *Each row is in exactly one slot.*  Group i has r = b_(i+1) - b_i rows, so ceil(r / B)
+blocks.  Its slots are s_(i+1) - s_i = (b_i + r) // B - b_i // B + 1 >= r // B + 1 >= ceil(r / B),
+so each block has a slot of its own; the slots of different groups are apart, as s grows by 1 or
+more; and the last slot needed is below s_G = M // B + G.  A slot that is left over has no rows.
+
+So the group of a slot is how many of s_1, .., s_(G-1) are at most it: a search in a sorted array,
+without a sum over the groups before.
+
+>>> groups, sizes = Groups("g", "m", "ends"), {"g": 3, "m": 10}
+>>> count = slots(groups, 4).evaluate(sizes)
+>>> for slot in range(count):                                     # ends 3, 3, 10 and blocks of 4
+...     known = {**sizes, "ends": (3, 3, 10), "bs": slot}
+...     for name, expression in slot_values(groups, "bs", 4).items():
+...         known[name] = expression.evaluate(known)
+...     print(slot, known["which"], range(known["first"], min(known["first"] + 4, known["end"])))
+0 0 range(0, 3)
+1 1 range(3, 3)
+2 2 range(3, 7)
+3 2 range(7, 10)
+4 2 range(10, 10)
+
+Source: the lemma; DeepGEMM's and CUTLASS's schedulers, which walk the groups one after another.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tinygpu.term.expression import Expression, alike, apply, value
+from tinygpu.term.operation import Groups
+
+__all__ = ["END", "FIRST", "GROUP", "cuts_groups", "slot_values", "slots"]
+
+GROUP, FIRST, END = "which", "first", "end"
+"""Tile values: the group of a slot, the first of its rows, and the end of the group's rows."""
+
+
+def slots(groups: Groups, block: Any) -> Expression:
+    """Return how many slots there are, ``M // block + G``."""
+    return (value(groups.rows) + 1).ceildiv(block) - 1 + value(groups.axis)
+
+
+def slot_values(groups: Groups, slot: str, block: Any) -> dict[str, Expression]:
+    """Return the values of a tile in the slot that a variable of the grid counts."""
+    group = apply("slot_group", value(groups.ends), value(groups.axis), block, value(slot))
+    own = value(GROUP)
+    begin, end = (apply("element", value(groups.ends), i) for i in (own - 1, own))
+    before = (begin + 1).ceildiv(block) - 1 + own  # s_i
+    first = begin + apply("max", value(slot) - before, 0) * block  # never below: bounds see it
+    return {GROUP: group, END: end, FIRST: apply("min", first, value(END))}
+
+
+def cuts_groups(groups: Groups, slot: str, block: Any, values: dict[str, Expression]) -> bool:
+    """Say whether tile values are those of slots of ``block`` rows, so that the lemma holds."""
+    wanted = slot_values(groups, slot, block)
+    return all(n in values and alike(values[n], e) for n, e in wanted.items())
