@@ -31,6 +31,7 @@ from itertools import groupby
 from typing import Any, assert_never
 
 from tinygpu.codegen.kernel.kernel import PTX_VERSION, KernelCode, Rule, integer_values, signature
+from tinygpu.codegen.kernel.lookups import element, slot_group
 from tinygpu.codegen.kernel.loops import (
     by_threads,
     instances,
@@ -712,9 +713,24 @@ class Emitter(KernelCode):
                 return int(number)
             case Value(name):
                 return self.addresses.variable(name, Scope())
+            case Apply("slot_group", (array, count, Constant(block), slot)):
+                known = self._computed(count), int(block), self._computed(slot)
+                return slot_group(self.text, str(array), *known)
+            case Apply("element", (array, index)) if self._within(index):
+                return element(self.text, str(array), self._computed(index))
             case Apply(operator, (one, other)):
                 return self.text.signed(operator, self._computed(one), self._computed(other))
         raise ProgramError(f"tile value {expression}: no code; write it with sums and quotients")
+
+    def _within(self, index: Expression) -> bool:
+        """Whether an index is a tile value that is a group, or the group before it."""
+        match index:
+            case Apply("sub", (own, Constant(number))) if number >= 0:
+                return self._within(own)
+            case Value(name):
+                one = self.program.tile_values.get(name)
+                return isinstance(one, Apply) and one.operator == "slot_group"
+        return False
 
     def _there(self, loop: ForTile, at: Number, names: Iterable[str]) -> dict[str, Number]:
         """Return tile values of the tile at a linear number."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from tinygpu.codegen.emit import signature
 from tinygpu.codegen.kernel.smem import smem_plan
@@ -24,7 +25,7 @@ from tinygpu.codegen.kernel.tensor_map import tensor_maps
 from tinygpu.codegen.runtime.contract import FORMULAS, Argument, Contract, Formula, Reach
 from tinygpu.codegen.runtime.views import View
 from tinygpu.errors import ProgramError
-from tinygpu.isa.memory import DTYPES
+from tinygpu.isa.memory import ARRAY_DTYPES
 from tinygpu.term.expression import Apply, Constant, Expression, Value
 from tinygpu.term.operation import Problem
 from tinygpu.term.program import Access, Block, Do, Exit, For, Program, When, span, walk
@@ -45,7 +46,7 @@ def contract_of(program: Program, sizes: Mapping[str, int] | None = None) -> Con
             Argument(
                 name=o.name,
                 dtype=o.dtype,
-                width=DTYPES[o.dtype].bytes,
+                width=ARRAY_DTYPES[o.dtype].bytes,
                 axes=o.axes,
                 shape=buffers[o.name].shape if o.name in buffers else o.axes,
                 stride=buffers[o.name].stride if o.name in buffers else (),
@@ -133,16 +134,33 @@ def _formula(expression: Expression) -> Formula:
 
 
 def _tile_values(program: Program) -> tuple[tuple[str, Formula, Formula], ...]:
-    """Return the ends of each tile value, and of each part of its expression, over all tiles."""
+    """Return the ends of each tile value, and of each part of its expression, over all tiles.
+
+    Each names the parts before it: ``part`` is the most, ``part least`` the least of it.
+    """
     found: dict[str, tuple[Formula, Formula]] = {axis.var: (0, axis.var) for axis in program.grid}
+    places = {*found}
+
+    def named(name: str) -> tuple[Formula, Formula]:
+        return found[name] if name in places else (f"{name} least", name)
 
     def of(node: Expression) -> tuple[Formula, Formula]:
         if isinstance(node, Value):
-            return found.get(node.name, (node.name, node.name))
+            return named(node.name) if node.name in found else (node.name, node.name)
         if isinstance(node, Constant):
             return _formula(node), _formula(node)
-        _formula(node)
+        if str(node) not in found:
+            found[str(node)] = parts(node)
+        return named(str(node))
+
+    def parts(node: Expression) -> tuple[Formula, Formula]:
         assert isinstance(node, Apply)
+        match node:
+            case Apply("element"):  # an end of a group, or 0
+                return 0, program.operation.groups.rows
+            case Apply("slot_group", (_, count, _, _)):
+                return 0, ("sub", _formula(count), 1)
+        _formula(replace(node, arguments=(Constant(1),) * len(node.arguments)))  # is known
         (a, b), (c, d) = (of(argument) for argument in node.arguments)
         match node.operator:
             case "sub":
@@ -153,12 +171,10 @@ def _tile_values(program: Program) -> tuple[tuple[str, Formula, Formula], ...]:
                 ends = least, ("max", ("max", p, q), ("max", r, s))
             case operator:  # monotonic in both; a quotient is by a positive number
                 ends = (operator, a, c), (operator, b, d)
-        found[str(node)] = ends
         return ends
 
     for name, expression in program.tile_values.items():
         found[name] = of(expression)
-    places = {axis.var for axis in program.grid}
     return tuple((name, *ends) for name, ends in found.items() if name not in places)
 
 

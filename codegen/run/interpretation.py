@@ -33,6 +33,7 @@ from tinygpu.codegen.kernel.smem import smem_plan
 from tinygpu.codegen.kernel.tensor_map import tensor_maps
 from tinygpu.codegen.runtime.maps import box_of, pitches_bytes
 from tinygpu.isa.memory import DTYPES
+from tinygpu.meaning.inputs import drawn_ends
 from tinygpu.meaning.tolerance import ratio_of
 from tinygpu.term.program import Program
 
@@ -80,6 +81,8 @@ def interpret(
     inputs = {
         o.name: DTYPES[o.dtype].round(rng.standard_normal(shapes[o.name])) for o in operation.inputs
     }
+    if groups := operation.groups:
+        inputs[groups.ends] = drawn_ends(groups, sizes, rng.standard_normal(sizes[groups.axis]))
     scalars = {**dict.fromkeys(operation.scalars, _SCALAR), **scalars}
     exact = {name: values.astype(np.float64) for name, values in inputs.items()}
     with np.errstate(over="ignore", under="ignore"):  # far tails of activations

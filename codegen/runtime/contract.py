@@ -105,7 +105,8 @@ class Contract:
 
     ``arguments``: the operands, the ``outputs`` last.  ``integers``: names of the u32 arguments.
     ``tile_values``: numbers that each tile computes for itself, and what they are made of, each
-    with formulas of the least and the most that it is in any tile.
+    with formulas of the least and the most that it is in any tile; later ones name them ``name
+    least`` and ``name``.
     ``sizes``: those that a specialised kernel was made for.  ``in_place``: the output may be an
     input.  ``cluster``: CTAs of one; ``grid`` counts clusters.  The other fields are a program's.
     """
@@ -333,6 +334,7 @@ def _check_inside(contract: Contract, values: Mapping[str, int]) -> None:
     every |= {name: values[f"grid_{name}"] - 1 for name, _ in contract.grid}
     for name, least, most in contract.tile_values:
         low, every[name] = formula_value(least, every), formula_value(most, every)
+        every[f"{name} least"] = low
         if low < -_LARGEST or every[name] > _LARGEST:
             raise LaunchError(
                 f"index: {name} counts from {low} to {every[name]} over the tiles; a kernel "
