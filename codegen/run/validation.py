@@ -113,9 +113,12 @@ def validate(
     It is right where that is at most 1.  Raises LaunchError if the kernel cannot take the problem's
     arrays or the launch fails.
     """
-    errors = []
-    for kind in kinds(problem.operation):
-        data, output = trial(problem, seed, scalars=scalars, kind=kind), Output(problem)
+    errors, groups = [], problem.operation.groups
+    ways: list[tuple[str, Mapping[str, Any] | None]] = [(k, None) for k in kinds(problem.operation)]
+    ways += [("normal", dict(problem.extents))] if groups else []  # other ends, which are drawn
+    for kind, sizes in ways:
+        data = trial(problem, seed, scalars=scalars, kind=kind, sizes=sizes)
+        output = Output(problem)
         kernel(*data.inputs, out=output.array, **data.scalars)
         program = kernel.program
         errors.append(data.worst(output, roundoff(program), narrowing(program)))
@@ -128,8 +131,12 @@ def trial(
     *,
     scalars: Mapping[str, float] | None = None,
     kind: str = "normal",
+    sizes: Mapping[str, Any] | None = None,
 ) -> Trial:
-    """Draw a trial of a kind of inputs; the scalars that are not given are 0.5."""
+    """Draw a trial of a kind of inputs; the scalars that are not given are 0.5.
+
+    ``sizes``: the problem's, with or without groups' ends, which are drawn where they are missing.
+    """
     cupy, operation = gpu(), problem.operation
     random = cupy.random.default_rng(seed)
     given = scalars_of(problem, scalars)
@@ -138,12 +145,19 @@ def trial(
     def normal(shape: tuple[int, ...]) -> Any:
         return random.standard_normal(math.prod(shape), dtype=np.float32).reshape(shape)
 
-    made = drawn(operation, problem.sizes, kind, normal)
+    if sizes is None:
+        sizes = problem.sizes
+        if groups := operation.groups:
+            sizes = {**sizes, groups.ends: groups.ends_of(sizes)}
+    made = drawn(operation, sizes, kind, normal)
     for operand in operation.inputs:
         flat = made[operand.name].astype(np.float32).ravel()
         held = _narrow(flat, operand.dtype).reshape(made[operand.name].shape)
         inputs.append(held)
         exact[operand.name] = _widen(held, operand.dtype)
+    for operand in operation.indices:
+        inputs.append(cupy.asarray(made[operand.name]))
+        exact[operand.name] = made[operand.name]
     reference = operation.reference(exact, given)
     return Trial(problem, tuple(inputs), given, reference, between(operation, exact, given))
 

@@ -20,15 +20,18 @@ from tinygpu.errors import LaunchError
 __all__ = ["TORCH_TYPES", "WIDTHS", "View", "is_torch", "reader", "view"]
 
 WIDTHS = {
-    "f64": 8, "f32": 4, "tf32": 4, "f16": 2, "bf16": 2, "e4m3": 1, "e5m2": 1, "u8": 1
+    "f64": 8, "f32": 4, "tf32": 4, "f16": 2, "bf16": 2, "e4m3": 1, "e5m2": 1, "u8": 1,
+    "i32": 4,
 }  # fmt: skip
 """The bytes of an element, by its data type."""
-_TYPESTR = {"f8": "f64", "f4": "f32", "f2": "f16", "V2": "bf16", "u2": "bf16", "u1": "u8"}
+_TYPESTR = {"f8": "f64", "f4": "f32", "f2": "f16", "V2": "bf16", "u2": "bf16", "u1": "u8",
+            "i4": "i32"}  # fmt: skip
 TORCH_TYPES = {
     "f64": "float64",
     "f32": "float32",
     "f16": "float16",
     "bf16": "bfloat16",
+    "i32": "int32",
     "e4m3": "float8_e4m3fn",
     "e5m2": "float8_e5m2",
 }

@@ -26,6 +26,8 @@ from collections.abc import Callable, Mapping
 from math import prod
 from typing import Any
 
+import numpy as np
+
 from tinygpu.term.operation import Groups, Operation
 
 __all__ = ["EMPTY", "KINDS", "PLANTED", "RISE", "drawn", "drawn_ends", "kinds"]
@@ -50,12 +52,19 @@ def drawn(
     kind: str,
     normal: Callable[[tuple[int, ...]], Any],
 ) -> dict[str, Any]:
-    """Return inputs of a kind, made of ``normal(shape)``: arrays of NumPy, or all of CuPy."""
+    """Return inputs of a kind, made of ``normal(shape)``: arrays of NumPy, or all of CuPy.
+
+    Groups' ends are those of the sizes, or drawn; an array of NumPy.
+    """
     shapes = operation.shapes(sizes)
     over = {a for r in operation.reductions if r.operator == "max" for a in r.over}
     found = {o.name: normal(shapes[o.name]) for o in operation.inputs}
     if groups := operation.groups:
-        found[groups.ends] = drawn_ends(groups, sizes, normal((sizes[groups.axis],)))
+        given = groups.ends in sizes
+        found[groups.ends] = (
+            np.asarray(groups.ends_of(sizes), np.int32) if given
+            else drawn_ends(groups, sizes, normal((sizes[groups.axis],)))
+        )  # fmt: skip
     if kind == "normal":
         return found
     for operand in operation.inputs:
@@ -80,8 +89,9 @@ def drawn(
 def drawn_ends(groups: Groups, sizes: Mapping[str, int], normal: Any) -> Any:
     """Return ends of groups of all rows, made of a normal number each: a third of them is empty.
 
-    The others have rows in proportion to the number's size; an array of i32 of its library.
+    The others have rows in proportion to the number's size.  An array of NumPy, of i32.
     """
+    normal = normal.get() if hasattr(normal, "get") else normal  # CuPy's
     weights = abs(normal) * (abs(normal) > EMPTY)
     total = weights.sum()
     shares = (weights.cumsum() + 1e-9) / (total + 1e-9) if total else normal * 0 + 1.0

@@ -731,16 +731,19 @@ def _contracted_error(pairs: Sequence[tuple[Any, Any]], over: tuple[int, ...]) -
 class Problem:
     """An operation at given sizes: what a search is about.
 
-    Raises OperationError for a size that is missing, of no axis, or no whole number from 1 on.
+    ``ends``: where its groups end, if it has some; else they have equal rows.  Raises
+    OperationError for a size that is missing, of no axis, or no whole number from 1 on, and for
+    ends that are not those of groups of all rows.
     """
 
     operation: Operation
     extents: tuple[tuple[str, int], ...]
+    ends: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         require_kind("problem: operation", self.operation, Operation, OperationError)
         require_kind("problem: sizes", self.extents, tuple, OperationError)
-        name, axes, sizes = self.operation.name, self.operation.axes, self.sizes
+        name, axes, sizes = self.operation.name, self.operation.axes, dict(self.extents)
         for axis in (*(a for a in sizes if a not in axes), *axes):
             if axis not in axes or axis not in sizes:
                 what = "no such axis" if axis in sizes else "not given"
@@ -755,19 +758,33 @@ class Problem:
                     f"{name}: size {axis} is {got}; every size has to be at least 1, and at most "
                     f"{LARGEST_SIZE}: coordinates and parameters of a kernel have 32 bits"
                 )
+        require_kind("problem: ends", self.ends, tuple, OperationError)
+        if self.ends and self.operation.groups is None:
+            raise OperationError(f"{name}: it has no groups; give no ends")
+        if self.ends and self.operation.groups:
+            for end in self.ends:
+                require_kind("problem: an end", end, int, OperationError)
+            self.operation.groups.require(self.ends, sizes)
 
     @property
-    def sizes(self) -> dict[str, int]:
-        """The size of each axis."""
-        return dict(self.extents)
+    def sizes(self) -> dict[str, Any]:
+        """The size of each axis; and the groups' ends by their name, if they are given."""
+        groups = self.operation.groups
+        return {**dict(self.extents), **({groups.ends: self.ends} if groups and self.ends else {})}
 
     @staticmethod
-    def of(operation: Operation, /, **sizes: int) -> Problem:
-        """Make a problem: ``Problem.of(matmul("f32"), m=4096, n=4096, k=4096)``."""
+    def of(operation: Operation, /, **sizes: Any) -> Problem:
+        """Make a problem: ``Problem.of(matmul("f32"), m=4096, n=4096, k=4096)``.
+
+        Groups' ends stand among the sizes, as ``ends=(512, 512, 2048)``.
+        """
         require_kind("problem: operation", operation, Operation, OperationError)
         order = {a: i for i, a in enumerate(operation.axes)}
+        ends = tuple(sizes.pop(operation.groups.ends, ())) if operation.groups else ()
         return Problem(
-            operation, tuple(sorted(sizes.items(), key=lambda item: order.get(item[0], len(order))))
+            operation,
+            tuple(sorted(sizes.items(), key=lambda item: order.get(item[0], len(order)))),
+            ends,
         )
 
 
