@@ -801,17 +801,25 @@ class Recursion:
         assert self.own is not None
         rows = np.stack([np.broadcast_to(x, size) for x in (tiles, at_once, kind)], axis=-1)
         each, which = np.unique(rows, axis=0, return_inverse=True)
-        result = np.empty(size)
+        result, sequences = np.empty(size), dict[tuple[int, ...], list[int]]()
+        of_all, mean = each[:, 0].astype(float), np.empty(len(each))
         for number, (turns, many, of) in enumerate(each.tolist()):
-            at = np.flatnonzero(which.reshape(-1) == number)
-            some = [x[at] if x.ndim else x for x in (share, stages, *leaves)]
             taken = self.own.busiest(int(of), int(many))
-            mean, own = np.asarray(float(-(-sum(taken) // len(taken)))), len(taken) <= _OWN
-            if turns > 1 and own and len(taken) > 1:
-                result[at] = self._sequence(some, taken, len(at))
-            else:
-                of_all = np.asarray(turns)
-                result[at] = self._part([some[0], of_all, mean, some[1], *some[2:]], len(at))
+            mean[number] = -(-sum(taken) // len(taken))
+            if self.own.skips:
+                turns = of_all[number] = min(turns, len(taken))
+            if turns > 1 and len({*taken}) > 1 and len(taken) <= _OWN:
+                sequences.setdefault(taken, []).append(number)
+        which = which.reshape(-1)
+        for taken, numbers in sequences.items():
+            at = np.flatnonzero(np.isin(which, numbers))
+            some = [x[at] if x.ndim else x for x in (share, stages, *leaves)]
+            result[at] = self._sequence(some, taken, len(at))
+        at = np.flatnonzero(~np.isin(which, [n for some in sequences.values() for n in some]))
+        if len(at):
+            some = [x[at] if x.ndim else x for x in (share, stages, *leaves)]
+            of = which[at]
+            result[at] = self._part([some[0], of_all[of], mean[of], some[1], *some[2:]], len(at))
         return result
 
     def _sequence(self, some: Sequence[Times], taken: tuple[int, ...], size: int) -> Times:

@@ -19,16 +19,17 @@ Source: ``docs/model.md``, section "Time".
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tinygpu.term.expression import Apply, Constant, Expression
-from tinygpu.term.program import Program
+from tinygpu.term.program import Program, When, walk
 
 __all__ = ["TileSteps", "busiest", "steps_of_tiles"]
 
@@ -39,15 +40,17 @@ _MOST_TILES = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class TileSteps:
-    """The steps of the tiles, in the order in which they are taken, of each kind of candidate.
+    """What gives the steps of the tiles, as they are taken in order, of each kind of candidate.
 
     ``kind`` and ``mean`` are numbers, or arrays over a space; ``snake`` is the program's.
+    ``skips``: tiles without a step do nothing else, so that they are left out.
     """
 
-    tables: tuple[Steps, ...]
+    tables: tuple[Callable[[], Steps], ...]
     kind: Numbers
     mean: Numbers
     snake: bool = False
+    skips: bool = False
 
     def mapped(self, low: Callable[[Any], Any]) -> TileSteps:
         """Apply a function to what differs between candidates."""
@@ -55,7 +58,8 @@ class TileSteps:
 
     def busiest(self, kind: int, at_once: int) -> tuple[int, ...]:
         """Return the steps of the tiles of the cluster that has the most."""
-        return busiest(self.tables[kind], at_once, snake=self.snake)
+        taken = busiest(self.tables[kind](), at_once, snake=self.snake)
+        return tuple(filter(None, taken)) or (0,) if self.skips else taken
 
 
 def busiest(steps: Steps, at_once: int, *, snake: bool = False) -> tuple[int, ...]:
@@ -88,23 +92,33 @@ def steps_of_tiles(program: Program, sizes: Mapping[str, int], name: str) -> Til
     flat = [np.broadcast_to(x, shape).reshape(-1) for x in varying]
     rows = np.stack(flat, axis=-1) if flat else np.zeros((1, 0), np.int64)
     each, which = np.unique(rows, axis=0, return_inverse=True)
-    tables = []
+    tables, means, substituted = [], [], dict[tuple[int, ...], Any]()
+    constants = [id(n.number) for e in values.values() for n in e.nodes() if isinstance(n, Constant)]
     for row in each:
         here = dict(zip(map(id, varying), row.tolist(), strict=True))
+        chosen = tuple(here[c] for c in constants if c in here)
+        if chosen not in substituted:
+            own = tuple((n, _with(e, here)) for n, e in values.items())
+            substituted[chosen] = own, {n for _, expression in own for n in expression.names()}
         env = {n: here.get(id(x), x) for n, x in known.items()}
         axes = tuple(
             (axis.var, max(1, int(env.pop(f"={axis.var}"))), axis.down) for axis in program.grid
         )
-        raster, own = int(env.pop("=raster")), ((n, _with(e, here)) for n, e in values.items())
-        tables.append(_table(axes, raster, tuple(own), tuple(env.items()), name))
+        raster, (own, needed) = int(env.pop("=raster")), substituted[chosen]
+        known_here = tuple((n, x) for n, x in env.items() if n in needed)
+        table = partial(_table, axes, raster, own, known_here, name)
+        few = math.prod(extent for _, extent, _ in axes) <= _MOST_TILES
+        means.append((_along(axes, own, known_here, name) if few else table()).mean())
+        tables.append(table)
     kind = np.asarray(which).reshape(shape)
-    mean = np.array([table.mean() for table in tables])[kind]
+    mean = np.array(means)[kind]
+    skips = any(isinstance(s, When) and s.above_zero == name for s, _ in walk(program))
     if not shape:
-        return TileSteps(tuple(tables), int(kind), float(mean), program.snake)
-    return TileSteps(tuple(tables), kind, mean, program.snake)
+        return TileSteps(tuple(tables), int(kind), float(mean), program.snake, skips)
+    return TileSteps(tuple(tables), kind, mean, program.snake, skips)
 
 
-@lru_cache(256)
+@lru_cache(512)
 def _table(
     axes: tuple[tuple[str, int, bool], ...], raster: int,
     values: tuple[tuple[str, Expression], ...], known: tuple[tuple[str, int], ...], name: str,
@@ -114,16 +128,44 @@ def _table(
     ``axes`` of the grid: variable, extent, and whether it is walked down.  ``values``: the tile
     values, of those ``known`` and the axes; ``name`` is the one that loops run to.
     """
-    extents, env = [extent for _, extent, _ in axes], dict[str, Any](known)
+    places = _places(tuple(extent for _, extent, _ in axes), raster)
+    own = _along(axes, values, known, name)
+    at = tuple(
+        np.zeros_like(place) if own.shape[i] == 1 else extent - 1 - place if down else place
+        for i, ((_, extent, down), place) in enumerate(zip(axes, places, strict=True))
+    )
+    return own[at]
+
+
+def _along(
+    axes: tuple[tuple[str, int, bool], ...], values: tuple[tuple[str, Expression], ...],
+    known: tuple[tuple[str, int], ...], name: str,
+) -> Steps:  # fmt: skip
+    """Return a tile value along the axes of the grid: one for all where it does not depend on it."""
+    read = {n for _, e in values for n in e.names()}
+    return _each(tuple((a, n if a in read else 1) for a, n, _ in axes), values, known, name)
+
+
+@lru_cache(512)
+def _places(extents: tuple[int, ...], raster: int) -> Steps:
+    """Return where the tiles stand along each axis, in the order in which they are taken."""
     many = int(np.prod(extents, dtype=np.int64))
     some = np.arange(0, many, -(-many // _MOST_TILES))
     places = np.array(np.unravel_index(some, extents)).reshape(len(extents), len(some))
-    places = places[:, _in_order(places, raster)]
-    for (axis, extent, down), place in zip(axes, places, strict=True):
-        env[axis] = extent - 1 - place if down else place
+    return places[:, _in_order(places, raster)]
+
+
+@lru_cache(512)
+def _each(
+    axes: tuple[tuple[str, int], ...], values: tuple[tuple[str, Expression], ...],
+    known: tuple[tuple[str, int], ...], name: str,
+) -> Steps:  # fmt: skip
+    """Return a tile value at each place of a grid of these extents."""
+    extents = tuple(extent for _, extent in axes)
+    env: dict[str, Any] = {**dict(known), **dict(zip((a for a, _ in axes), np.indices(extents)))}
     for one, expression in values:
         env[one] = expression.evaluate(env)
-    return np.broadcast_to(np.asarray(env[name], np.int64), len(some))
+    return np.broadcast_to(np.asarray(env[name], np.int64), extents)
 
 
 def _with(expression: Expression, here: Mapping[int, Any]) -> Expression:

@@ -482,11 +482,14 @@ class _Accountant:
                     trips = np.maximum(self.trips(statement), 0)
                     start, many = statement.start, self.flying if statement.unrolled else 1
                     found.append(Loop(statement.var, trips, inner, form, start, many))
-                case When(index, bound, inner):
+                case When(index, bound, inner) as when:
                     nodes = self.tree(inner, around, in_step=in_step)
                     own = len(index.terms) == 1 and index.terms[0][0] in self.extents
                     if own:
                         found += nodes  # what takes some CTAs of the cluster their time
+                        continue
+                    if not in_step and when.above_zero == self.steps:
+                        found += nodes  # done in each tile that has steps: few have none
                         continue
                     left = {*index.terms} == {(self.step_var, -1), (self.steps, 1)}
                     guard = Guard(index, bound, nodes, left and not isinstance(bound, str))

@@ -1,6 +1,7 @@
 """What the command line is asked to compute: an operation, its options, its sizes.
 
     matmul                  -m -n -k  --batch --layout --out-dtype --bias --activation --scale
+    grouped                 -g -m -n -k  --groups --layout --out-dtype --bias --activation
     elementwise EXPRESSION  -i        --inputs
     rmsnorm, softmax        -i -j
     attention               -b --heads --kv-heads -m -n -d  --causal --mask
@@ -16,6 +17,8 @@ and gets them as one ``Asked``.
 from __future__ import annotations
 
 import inspect
+import itertools
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import wraps
@@ -28,12 +31,22 @@ from tinygpu.cli.sizes import SIZES, every_size, sizes_of
 from tinygpu.errors import OperationError, nearest
 from tinygpu.isa.memory import DTYPES
 from tinygpu.machines.file import is_file, machine_named, operation_in
-from tinygpu.term.operation import OPERATIONS, Operation, Problem, attention, elementwise, matmul
+from tinygpu.term.operation import (
+    OPERATIONS,
+    Groups,
+    Operation,
+    Problem,
+    attention,
+    elementwise,
+    grouped_matmul,
+    matmul,
+)
 
 __all__ = ["Asked", "asking", "operation_of", "problem_of"]
 
 _TAKES: Mapping[str, tuple[str, ...]] = {
     "matmul": ("dtype", "layout", "out_dtype", "bias", "activation", "scale"),
+    "grouped": ("dtype", "layout", "out_dtype", "bias", "activation", "groups"),
     "elementwise": ("expression", "dtype", "inputs"),
     "rmsnorm": ("dtype",),
     "softmax": ("dtype",),
@@ -66,6 +79,9 @@ class Asked:
     ] = None
     lse: Annotated[bool, typer.Option("--lse", help="Of attention: log-sum-exp, too.")] = False
     inputs: Annotated[str, typer.Option(help="Arrays of an expression, as x,z.")] = ""
+    groups: Annotated[
+        str, typer.Option(help="Rows of grouped's groups: even, zipf, or each, as 512,0,1536.")
+    ] = ""
 
 
 def problem_of(asked: Asked, machine: str = "") -> Problem:
@@ -77,6 +93,8 @@ def problem_of(asked: Asked, machine: str = "") -> Problem:
     operation = operation_of(asked, machine)
     sizes = sizes_of(operation.name, operation.axes, asked.sizes or ())
     every_size(operation, sizes)
+    if operation.groups and asked.groups:
+        sizes = {**sizes, operation.groups.ends: ends_of(asked.groups, operation.groups, sizes)}
     return Problem.of(operation, **sizes)
 
 
@@ -112,6 +130,14 @@ def operation_of(asked: Asked, machine: str = "") -> Operation:
                 activation=asked.activation,
                 batched=any(text.startswith(("batch=", "l=")) for text in asked.sizes or ()),
             )
+        case "grouped":
+            return grouped_matmul(
+                asked.dtype or "bf16",
+                asked.out_dtype or None,
+                asked.layout or "nt",
+                bias=asked.bias,
+                activation=asked.activation,
+            )
         case "elementwise":
             if not asked.expression:
                 raise OperationError('elementwise: give its expression too, as "a*x + b"')
@@ -128,6 +154,28 @@ def operation_of(asked: Asked, machine: str = "") -> Operation:
             mask = next(iter(said.values()), "none")
             return attention(asked.dtype or "bf16", mask=mask, lse=asked.lse)
     return OPERATIONS[name](dtype)
+
+
+def ends_of(text: str, groups: Groups, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    """Return the ends of groups whose rows are said: even, zipf, or a number for each.
+
+    Zipf: group i has rows in proportion to 1 / (i + 1), rounded so that all rows are there.
+    Raises OperationError.
+
+    >>> ends_of("zipf", Groups("g", "m", "ends"), {"g": 4, "m": 100})
+    (48, 72, 88, 100)
+    """
+    count, rows = sizes[groups.axis], sizes[groups.rows]
+    if text == "even":
+        return groups.even(sizes)
+    if text == "zipf":
+        parts = [sum(1 / (j + 1) for j in range(i + 1)) for i in range(count)]
+        return tuple(round(rows * part / parts[-1]) for part in parts)
+    if not re.fullmatch(r"\d{1,10}(,\d{1,10})*", text):
+        raise OperationError(f"--groups {text}: give even, zipf, or rows of each as 512,0,1536")
+    ends = tuple(itertools.accumulate(map(int, text.split(","))))
+    groups.require(ends, sizes)
+    return ends
 
 
 def _spelled(field: str) -> str:

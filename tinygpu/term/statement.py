@@ -580,6 +580,10 @@ class For(_Answers):
         return f"for {self.var} in {self.start}..{end}"
 
 
+def _is_zero(number: Any) -> bool:
+    return isinstance(number, int) and number == 0
+
+
 @dataclass(frozen=True, slots=True)
 class When(_Answers):
     """The body where ``index < bound``: a guard on the distance to a loop's end."""
@@ -601,6 +605,12 @@ class When(_Answers):
     @property
     def numbers(self) -> tuple[int | str, ...]:
         return (self.bound,)
+
+    @property
+    def above_zero(self) -> str | None:
+        """The name of the number of which it asks whether it is above 0, if it asks that."""
+        asks = isinstance(self.bound, str) and not self.index.terms
+        return self.bound if asks and _is_zero(self.index.constant) else None
 
     def __str__(self) -> str:
         return f"when {self.index} < {number_text(self.bound)}"
