@@ -38,7 +38,7 @@ from tinygpu.errors import (
 from tinygpu.term.expression import DEEPEST, Apply, Constant, Expression, Index, Value
 from tinygpu.term.machine import Chosen, Machine
 from tinygpu.term.machine import Value as Choosable
-from tinygpu.term.operation import Operand, Operation, Problem, Reduction
+from tinygpu.term.operation import Groups, Operand, Operation, Problem, Reduction
 from tinygpu.term.program import Program
 
 __all__ = ["VERSION", "Schedule", "device_in", "from_json", "to_json"]
@@ -52,7 +52,7 @@ _OPERATION = {
     "name": str, "axes": list, "inputs": list, "output": list,
     "reductions": list, "epilogue": None, "scalars": list,
 }  # fmt: skip
-_FURTHER = {"further": list}
+_FURTHER = {"further": list, "groups": list}
 _OLD = {**_OPERATION, "combine": None, "reduced": list}
 del _OLD["reductions"]
 _BEFORE = {"before": list}
@@ -187,6 +187,7 @@ def _operation_to_tree(operation: Operation) -> dict[str, Any]:
         return [r.name, r.operator, _expression_to_tree(r.expression), list(r.over)]
 
     further = [[operand(o), _expression_to_tree(e)] for o, e in operation.further]
+    groups = operation.groups
     return {
         "name": operation.name,
         "axes": list(operation.axes),
@@ -196,6 +197,7 @@ def _operation_to_tree(operation: Operation) -> dict[str, Any]:
         "epilogue": _expression_to_tree(operation.epilogue),
         "scalars": list(operation.scalars),
         **({"further": further} if further else {}),
+        **({"groups": [groups.axis, groups.rows, groups.ends]} if groups else {}),
     }
 
 
@@ -230,6 +232,9 @@ def _operation_from_tree(tree: Any) -> Operation:
                 return operand(output), _expression_from_tree(epilogue)
         raise DocumentError(f"operation: output {shown(pair)}; give [[name, [axes], type], end]")
 
+    groups = names(parts.get("groups", []), "groups")
+    if len(groups) not in (0, 3):
+        raise DocumentError(f"operation: groups {shown([*groups])}; give [axis, rows, ends]")
     operation = Operation(
         name=parts["name"],
         axes=names(parts["axes"], "axes"),
@@ -239,6 +244,7 @@ def _operation_from_tree(tree: Any) -> Operation:
         epilogue=_expression_from_tree(parts["epilogue"]),
         scalars=names(parts["scalars"], "scalars"),
         further=tuple(map(result, parts.get("further", ()))),
+        groups=Groups(*groups) if groups else None,
     )
     ends = (epilogue for _, epilogue in operation.results)
     every = (*(r.expression for r in operation.reductions), *ends)
