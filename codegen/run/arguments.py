@@ -49,7 +49,7 @@ def contract_of(program: Program, sizes: Mapping[str, int] | None = None) -> Con
                 width=ARRAY_DTYPES[o.dtype].bytes,
                 axes=o.axes,
                 shape=buffers[o.name].shape if o.name in buffers else o.axes,
-                stride=buffers[o.name].stride if o.name in buffers else (),
+                stride=buffers[o.name].stride if o.name in buffers else (1,) * (len(o.axes) == 1),
                 vector=vectors.get(o.name, 1),
                 guarded=o.name in guarded,
             )

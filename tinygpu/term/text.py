@@ -55,7 +55,7 @@ CLASSES: Mapping[str, type] = {
         Predicate, statement.Barrier, statement.Do, statement.For, statement.ForTile,
         statement.When, statement.Elect, statement.Exit, statement.Sync, statement.Commit,
         statement.WaitGroup, statement.Wait, statement.Arrive, statement.Fence,
-        operation.Operation, operation.Operand, operation.Reduction,
+        operation.Operation, operation.Operand, operation.Groups, operation.Reduction,
         expression.Constant, expression.Value, expression.Index, expression.Apply,
     )
 }  # fmt: skip
