@@ -28,10 +28,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tinygpu.term.expression import Apply, Constant, Expression
+from tinygpu.term.expression import Apply, Constant, Expression, apply, value
 from tinygpu.term.program import Program, When, walk
 
-__all__ = ["TileSteps", "busiest", "steps_of_tiles"]
+__all__ = ["TileSteps", "busiest", "share_of_tiles", "steps_of_tiles"]
 
 Numbers = Any
 Steps = NDArray[np.int64]
@@ -75,16 +75,29 @@ def busiest(steps: Steps, at_once: int, *, snake: bool = False) -> tuple[int, ..
     return tuple(each[there[:, first], first].tolist())
 
 
-def steps_of_tiles(program: Program, sizes: Mapping[str, int], name: str) -> TileSteps:
+def share_of_tiles(program: Program, sizes: Mapping[str, int], name: str) -> Numbers:
+    """Return the share of the tiles in which the tile value of this name is above 0."""
+    return steps_of_tiles(program, sizes, name, above_zero=True).mean
+
+
+def steps_of_tiles(
+    program: Program, sizes: Mapping[str, int], name: str, *, above_zero: bool = False
+) -> TileSteps:
     """Return the steps of a program whose loops run to the tile value of this name.
 
-    Of more than 65,536 tiles so many are counted, evenly spread.
+    Or 1 where these are ``above_zero``, else 0.  Of more than 65,536 tiles so many are counted,
+    evenly spread.
     """
-    known: dict[str, Any] = {**program.parameter_values(sizes), "=raster": program.raster}
+    read = {n for e in program.tile_values.values() for n in e.names()}
+    every = program.parameter_values(sizes).items()
+    known: dict[str, Any] = {n: x for n, x in every if n in read} | {"=raster": program.raster}
     known |= dict(
         zip((f"={a.var}" for a in program.grid), program.grid_extents(sizes), strict=True)
     )
-    values = program.tile_values
+    values = dict(program.tile_values)
+    if above_zero:
+        values["=above"] = apply("min", value(name), 1)
+        name = "=above"
     numbers = [*known.values(), *(n.number for e in values.values() for n in e.nodes()
                                   if isinstance(n, Constant))]  # fmt: skip
     varying = [x for x in numbers if isinstance(x, np.ndarray)]

@@ -71,7 +71,7 @@ from tinygpu.search.time.rates import (
     touches_smem,
     transfer_cycles,
 )
-from tinygpu.search.time.tile_steps import steps_of_tiles
+from tinygpu.search.time.tile_steps import share_of_tiles, steps_of_tiles
 from tinygpu.term.access_map import Affine
 from tinygpu.term.digits import product_of
 from tinygpu.term.program import (
@@ -416,7 +416,7 @@ class _Accountant:
         flying: Numbers,
     ) -> None:
         self.program, self.device, self.role, self.of_tiles = program, device, role, of_tiles
-        self.values = program.parameter_values(sizes)
+        self.sizes, self.values = sizes, program.parameter_values(sizes)
         if not of_tiles:
             means = {n: steps_of_tiles(program, sizes, n).mean for n in program.tile_values}
             self.values = {**self.values, **means}
@@ -431,6 +431,13 @@ class _Accountant:
         """The parameter or tile value to which the loops over steps run."""
         looping = (s for s, _ in walk(self.program) if isinstance(s, For))
         return next((s.trips for s in looping if isinstance(s.trips, str)), "")
+
+    def share(self, name: str) -> Numbers:
+        """Return in which share of the tiles that have steps a tile value is above 0."""
+        if name == self.steps:
+            return 1.0
+        own, among = (share_of_tiles(self.program, self.sizes, n) for n in (name, self.steps))
+        return own / np.maximum(among, 1e-9)
 
     def agent(self) -> TimedAgent:
         """Find the loop over tiles and the loops over steps."""
@@ -488,8 +495,8 @@ class _Accountant:
                     if own:
                         found += nodes  # what takes some CTAs of the cluster their time
                         continue
-                    if not in_step and when.above_zero == self.steps:
-                        found += nodes  # done in each tile that has steps: few have none
+                    if not in_step and when.above_zero in self.program.tile_values:
+                        found += _often(nodes, self.share(when.above_zero))
                         continue
                     left = {*index.terms} == {(self.step_var, -1), (self.steps, 1)}
                     guard = Guard(index, bound, nodes, left and not isinstance(bound, str))

@@ -19,6 +19,7 @@ from tinygpu.machines.tiles import ROW_BYTES, ring, tile_requirements
 from tinygpu.term.builder import Held, Kernel
 from tinygpu.term.machine import Choice, Machine, Measured, Requirement, Value, instructions
 from tinygpu.term.expression import Expression, apply, value
+from tinygpu.term.groups import END, FIRST, whole_values
 from tinygpu.term.operation import ACC, Operation
 from tinygpu.term.program import select
 
@@ -158,10 +159,9 @@ class Hopper(Machine):
             ),
             Requirement(
                 "groups",
-                operation.groups is None or (d.cluster_k == 1 and d.epilogue == "direct"),
-                "rows of a group end within a tile: threads store those inside, and each tile has "
-                "its own number of steps",
-                "choose epilogue direct and cluster_k 1",
+                operation.groups is None or d.cluster_k == 1,
+                "each tile of groups has its own number of steps, so that CTAs share no k",
+                "choose cluster_k 1",
             ),
             Requirement(
                 "in_flight",
@@ -191,8 +191,10 @@ class Hopper(Machine):
             lines = self.tile_n * self.cluster_n if self.swap else self.tile_m * self.cluster_m
             values, place["m"] = k.slots(slot, lines), f"first {' '.join(rest)}"
             steps = value("k").ceildiv(self.tile_k)
-            left = apply("max", value("end") - value("first"), 0)
+            left = apply("max", value(END) - value(FIRST), 0)
             values["trips"] = steps * apply("min", left, 1)
+            if self.epilogue == "tma":  # a block of all its rows; of fewer, threads store them
+                values |= whole_values(lines)
         at = "l = bl," * batch + "g = which," * grouped
         at += "".join(f"{axis} = ({digits})," for axis, digits in place.items())
         at += "k = (rank_k kt tk)" if shared_k else "k = (kt tk)"
@@ -262,7 +264,13 @@ class Hopper(Machine):
                 k.run_on("kt", self.in_flight)  # what is left to release
                 added = k.cluster_sum(sums, over="rank_k", slices="peer") if shared_k else sums
                 with k.when(tile.trips >= 1) if grouped else nullcontext():
-                    store.tile(added)
+                    if grouped and self.epilogue == "tma":
+                        with k.when(tile.whole >= 1):
+                            store.through_shared(added)
+                        with k.when(tile.short >= 1):
+                            store.direct(added)
+                    else:
+                        store.tile(added)
             if self.epilogue == "tma":
                 with k.elect():
                     k.wait_group("bulk", 0, read=True)
@@ -293,17 +301,26 @@ class TileStore:
 
     def tile(self, sums: Held) -> None:
         """Store chunk by chunk: straight to c, or through shared memory and by TMA."""
+        if self.machine.epilogue == "direct":
+            self.direct(sums)
+        else:
+            self.through_shared(sums)
+
+    def direct(self, sums: Held) -> None:
+        """Store from the sums' threads, those of their elements that are inside."""
         k, machine, c = self.k, self.machine, self.c
-        if machine.epilogue == "direct":
-            # An epilogue's steps are registers too: 8 columns at a time.  Else one row of c after
-            # another: sectors of one row are neighbours in L2.
-            by = "" if machine.swap else "half"
-            by = "group" if k.op.epilogue != ACC else by
-            for _ in k.each("far"):
-                for _ in k.each("chunk"):
-                    for _ in k.each(by) if by else (None,):
-                        k.store(c[self.at], self.finished(sums))
-            return
+        # An epilogue's steps are registers too: 8 columns at a time.  Else one row of c after
+        # another: sectors of one row are neighbours in L2.
+        by = "" if machine.swap else "half"
+        by = "group" if k.op.epilogue != ACC else by
+        for _ in k.each("far"):
+            for _ in k.each("chunk"):
+                for _ in k.each(by) if by else (None,):
+                    k.store(c[self.at], self.finished(sums))
+
+    def through_shared(self, sums: Held) -> None:
+        """Store whole chunks by TMA."""
+        k, machine, c = self.k, self.machine, self.c
         store = k.stmatrix if DTYPES[c.dtype].bytes == 2 else k.store
         part = f"high = ({'far ' * (not machine.swap)}warp half octet), col = (group quad pair)"
         for _ in k.each("far") if machine.swap else (None,):

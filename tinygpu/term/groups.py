@@ -39,10 +39,13 @@ from typing import Any
 from tinygpu.term.expression import Expression, alike, apply, value
 from tinygpu.term.operation import Groups
 
-__all__ = ["END", "FIRST", "GROUP", "cuts_groups", "slot_values", "slots"]
+__all__ = ["END", "FIRST", "GROUP", "SHORT", "WHOLE", "cuts_groups", "slot_values", "slots",
+           "whole_values"]  # fmt: skip
 
 GROUP, FIRST, END = "which", "first", "end"
 """Tile values: the group of a slot, the first of its rows, and the end of the group's rows."""
+WHOLE, SHORT = "whole", "short"
+"""Tile values: 1 where a slot has all its rows; where it has some and not all; else 0."""
 
 
 def slots(groups: Groups, block: Any) -> Expression:
@@ -58,6 +61,13 @@ def slot_values(groups: Groups, slot: str, block: Any) -> dict[str, Expression]:
     before = (begin + 1).ceildiv(block) - 1 + own  # s_i
     first = begin + apply("max", value(slot) - before, 0) * block  # never below: bounds see it
     return {GROUP: group, END: end, FIRST: apply("min", first, value(END))}
+
+
+def whole_values(block: Any) -> dict[str, Expression]:
+    """Return the values, after those of ``slot_values``, that tell whole slots from short ones."""
+    left = apply("max", value(END) - value(FIRST), 0)
+    whole = apply("min", apply("max", left - (block - 1), 0), 1)
+    return {WHOLE: whole, SHORT: apply("min", left, 1) * (1 - value(WHOLE))}
 
 
 def cuts_groups(groups: Groups, slot: str, block: Any, values: dict[str, Expression]) -> bool:
