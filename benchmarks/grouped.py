@@ -119,7 +119,7 @@ def beside(problem: Problem, both: Sequence[Schedule]) -> dict[str, Any]:
     programs = {s: s.program(MACHINES[s.machine], problem.operation) for s in both}
     with Campaign(problem, options=COARSE) as campaign:
         ran = campaign.measure({}, campaign.peers(_PEERS))
-        every = {peer_of(m).rpartition(":")[2]: m.seconds or m.reason for m in ran}
+        every: dict[str, Any] = {peer_of(m).rpartition(":")[2]: m.seconds or m.reason for m in ran}
         right = sorted((m for m in ran if m.seconds), key=lambda m: m.seconds or math.inf)
         triton = [peer_of(m) for m in right if ":triton_" in peer_of(m)][:1]
         others = [peer_of(m) for m in right if ":triton_" not in peer_of(m)]

@@ -9,11 +9,19 @@ import triton.language as tl
 __all__ = ["kernel"]
 
 
-@triton.jit
-def kernel(
-    a, b, c, ends, groups, n, k,
-    block_m: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr, sms: tl.constexpr,
-):  # fmt: skip
+def _grouped(
+    a: tl.tensor,
+    b: tl.tensor,
+    c: tl.tensor,
+    ends: tl.tensor,
+    groups: tl.tensor,
+    n: tl.tensor,
+    k: tl.tensor,
+    block_m: tl.constexpr,
+    block_n: tl.constexpr,
+    block_k: tl.constexpr,
+    sms: tl.constexpr,
+) -> None:
     """c[m,n] = a[m,k] b[g,n,k], row-major."""
     tile = tl.program_id(0)
     done, start = 0, 0
@@ -21,7 +29,7 @@ def kernel(
     for group in range(groups):
         end = tl.load(ends + group)
         many = tl.cdiv(end - start, block_m) * across
-        own = b + group.to(tl.int64) * n * k
+        own = b + tl.cast(group, tl.int64) * n * k
         while tile >= done and tile < done + many:
             at = tile - done
             rows = start + at // across * block_m + tl.arange(0, block_m)
@@ -43,3 +51,6 @@ def kernel(
             tile += sms
         done += many
         start = end
+
+
+kernel = triton.jit(_grouped)

@@ -78,7 +78,7 @@ class Case:
     @property
     def flops(self) -> int:
         """Multiplications and additions."""
-        return 2 * math.prod(self.problem.sizes.values())
+        return 2 * math.prod(size for _, size in self.problem.extents)
 
 
 def case(group: str, m: int, n: int, k: int, dtype: str, layout: str = "nt") -> Case:

@@ -157,6 +157,7 @@ def _tile_values(program: Program) -> tuple[tuple[str, Formula, Formula], ...]:
         assert isinstance(node, Apply)
         match node:
             case Apply("element"):  # an end of a group, or 0
+                assert program.operation.groups is not None
                 return 0, program.operation.groups.rows
             case Apply("slot_group", (_, count, _, _)):
                 return 0, ("sub", _formula(count), 1)

@@ -106,7 +106,8 @@ def steps_of_tiles(
     rows = np.stack(flat, axis=-1) if flat else np.zeros((1, 0), np.int64)
     each, which = np.unique(rows, axis=0, return_inverse=True)
     tables, means, substituted = [], [], dict[tuple[int, ...], Any]()
-    constants = [id(n.number) for e in values.values() for n in e.nodes() if isinstance(n, Constant)]
+    nodes = (n for e in values.values() for n in e.nodes())
+    constants = [id(n.number) for n in nodes if isinstance(n, Constant)]
     for row in each:
         here = dict(zip(map(id, varying), row.tolist(), strict=True))
         chosen = tuple(here[c] for c in constants if c in here)
@@ -147,14 +148,15 @@ def _table(
         np.zeros_like(place) if own.shape[i] == 1 else extent - 1 - place if down else place
         for i, ((_, extent, down), place) in enumerate(zip(axes, places, strict=True))
     )
-    return own[at]
+    found: Steps = own[at]
+    return found
 
 
 def _along(
     axes: tuple[tuple[str, int, bool], ...], values: tuple[tuple[str, Expression], ...],
     known: tuple[tuple[str, int], ...], name: str,
 ) -> Steps:  # fmt: skip
-    """Return a tile value along the axes of the grid: one for all where it does not depend on it."""
+    """Return a tile value along the axes of the grid; along those it does not read one for all."""
     read = {n for _, e in values for n in e.names()}
     return _each(tuple((a, n if a in read else 1) for a, n, _ in axes), values, known, name)
 
@@ -175,7 +177,8 @@ def _each(
 ) -> Steps:  # fmt: skip
     """Return a tile value at each place of a grid of these extents."""
     extents = tuple(extent for _, extent in axes)
-    env: dict[str, Any] = {**dict(known), **dict(zip((a for a, _ in axes), np.indices(extents)))}
+    places = zip((a for a, _ in axes), np.indices(extents), strict=True)
+    env: dict[str, Any] = dict((*known, *places))
     for one, expression in values:
         env[one] = expression.evaluate(env)
     return np.broadcast_to(np.asarray(env[name], np.int64), extents)

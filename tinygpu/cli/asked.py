@@ -94,7 +94,8 @@ def problem_of(asked: Asked, machine: str = "") -> Problem:
     sizes = sizes_of(operation.name, operation.axes, asked.sizes or ())
     every_size(operation, sizes)
     if operation.groups and asked.groups:
-        sizes = {**sizes, operation.groups.ends: ends_of(asked.groups, operation.groups, sizes)}
+        ends = {operation.groups.ends: ends_of(asked.groups, operation.groups, sizes)}
+        return Problem.of(operation, **sizes, **ends)
     return Problem.of(operation, **sizes)
 
 

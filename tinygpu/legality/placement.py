@@ -294,8 +294,7 @@ def store_once(context: Context, place: Place) -> Iterator[Clause]:
         assert groups is not None
         many = context.sizes[groups.rows] // block + context.sizes[groups.axis]
         text = "{}: {} slots of {} rows; groups may need {}"
-        values = (output, context.grid[slot], block, many)
-        yield Clause(context.grid[slot] >= many, text, values)
+        yield Clause(context.grid[slot] >= many, text, (output, context.grid[slot], block, many))
     used = {slot for slot, _ in slots}
     used |= {name for d in range(rank) for name, _ in origin_of(context, access, d)[1]}
     for tiles in place.tiles:

@@ -272,8 +272,9 @@ class Case:
                             tuple(s.var for s in fors if s.trips in own),
                             tuple((s.var, str(s.trips)) for s in fors if s.start == 0),
                             _room(around),
-                            tuple(s.above_zero for s in around
-                                  if isinstance(s, When) and s.above_zero),
+                            tuple(
+                                s.above_zero for s in around if isinstance(s, When) and s.above_zero
+                            ),
                         )
                     )
         return Case(

@@ -17,9 +17,9 @@ from typing import Any
 from tinygpu.isa.memory import DTYPES, GMEM, L2, REGISTERS, SMEM
 from tinygpu.machines.tiles import ROW_BYTES, ring, tile_requirements
 from tinygpu.term.builder import Held, Kernel
-from tinygpu.term.machine import Choice, Machine, Measured, Requirement, Value, instructions
 from tinygpu.term.expression import Expression, apply, value
 from tinygpu.term.groups import END, FIRST, whole_values
+from tinygpu.term.machine import Choice, Machine, Measured, Requirement, Value, instructions
 from tinygpu.term.operation import ACC, Operation
 from tinygpu.term.program import select
 
@@ -159,9 +159,15 @@ class Hopper(Machine):
             ),
             Requirement(
                 "groups",
-                operation.groups is None or d.cluster_k == 1,
-                "each tile of groups has its own number of steps, so that CTAs share no k",
-                "choose cluster_k 1",
+                operation.groups is None
+                or (d.cluster_k == 1)
+                & (
+                    (d.epilogue == "direct")
+                    | (columns // d.store_n * (rows // 64 if d.swap else 1) % d.store_stages == 0)
+                ),
+                "CTAs share no k, as each tile of groups has its own number of steps; and a tile "
+                "uses each place of the stored chunks as often, as short ones use none",
+                "choose cluster_k 1, and a number of chunks that store_stages divides",
             ),
             Requirement(
                 "in_flight",
@@ -210,14 +216,24 @@ class Hopper(Machine):
         loaders = select(self.consumers > 1, 4, 1)
         with k.role("producer", warps=loaders, registers=select(many, select(few, 32, 40), 0)):
             with k.elect():
-                for tile in k.tiles(**values):
+                for tile in k.tiles(start="", **values):
                     for step in k.loop("kt", trips=tile.trips if grouped else None):
                         k.wait(empty[step - self.stages])
                         k.arrive(full[step], expect=smem_x.stage_bytes + smem_y.stage_bytes)
-                        k.tma(smem_x[step], x[at], signal=full[step], share="tm by rank_n",
-                              trim=not grouped)
-                        k.tma(smem_y[step], y[at], signal=full[step], share="tn by rank_m",
-                              trim=not grouped)
+                        k.tma(
+                            smem_x[step],
+                            x[at],
+                            signal=full[step],
+                            share="tm by rank_n",
+                            trim=not grouped,
+                        )
+                        k.tma(
+                            smem_y[step],
+                            y[at],
+                            signal=full[step],
+                            share="tn by rank_m",
+                            trim=not grouped,
+                        )
             k.sync("cluster")  # nobody leaves while others still send here
 
         with k.role("consumer", warpgroups=1, registers=select(many, select(few, 160, 232), 0),

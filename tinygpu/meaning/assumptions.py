@@ -390,7 +390,7 @@ def ends(program: Program) -> str:
     """Return why ends that are not full tiles do not follow from full ones, or ""."""
     operation = program.operation
     guarded: set[str] = set()
-    every: list[tuple[Access, str, bool, bool]] = []
+    every: list[tuple[Access, str, bool | str, bool]] = []
     for statement, _ in walk(program):
         if isinstance(statement, Exit):
             return "threads leave where the output ends"

@@ -90,11 +90,11 @@ def interpret(
     given = {n: float(algebra.round(f32, np.array(x))) for n, x in (scalars or {}).items()}
     if missing := [n for n in operation.scalars if n not in given]:
         raise OperationError(f"{operation.name}: no scalar {missing[0]}; give it in scalars")
+    known: dict[str, Any] = dict(sizes)
     if groups := operation.groups:
-        ends = tuple(int(x) for x in inputs[groups.ends])
-        groups.require(ends, sizes)
-        sizes = {**sizes, groups.ends: ends}
-    values = program.parameter_values(sizes)
+        known[groups.ends] = tuple(int(x) for x in inputs[groups.ends])
+        groups.require(known[groups.ends], sizes)
+    values = program.parameter_values(known)
     landing = _LANDINGS[(seed + seed // len(_LANDINGS)) % len(_LANDINGS)]
     run = Run(program, values, given, arrays, Toucher(values), random, landing, algebra)
     with np.errstate(all="ignore"):  # as the hardware: infinities and NaN are numbers

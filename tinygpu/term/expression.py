@@ -97,7 +97,7 @@ LOOKUPS: Mapping[str, Callable[..., Any]] = {"element": _element_at, "slot_group
 """What reads an array of integers, by name; the array is the first argument."""
 TAKES = {
     n: getattr(f, "nin", 0) or len(signature(f).parameters)
-    for n, f in (OPERATORS | LOOKUPS).items()
+    for n, f in {**OPERATORS, **LOOKUPS}.items()
 }
 """How many arguments an operator takes."""
 _COMPARED = {"le": "<=", "lt": "<"}

@@ -9,8 +9,9 @@ scalars, sizes and coordinates, and has the axes of what it reads that it does n
     r2 = reduce over axes of expression(r1, inputs, ..)
     output[output axes] = epilogue(r1, r2, .., inputs, ..)
 
-With ``groups`` an axis is no axis of the points: its coordinate is the group in which a point's row
-is, by an array of the groups' ends.  An operation may have ``further`` outputs, each an operand with an epilogue of its own.
+An operation may have ``further`` outputs, each an operand with an epilogue of its own.  With
+``groups`` an axis is no axis of the points: its coordinate is the group in which a point's row is,
+by an array of the groups' ends.
 
 A matmul has one reduction, its sum ``acc``; a softmax two; attention four; an elementwise operation
 none.
@@ -39,7 +40,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import combinations, product
-from types import MappingProxyType, NoneType
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -306,7 +307,8 @@ class Operation:
             for one in getattr(self, field):
                 require_kind(f"{what}: {field}", one, kind, OperationError)
         require_kind(f"{what}: further", self.further, tuple, OperationError)
-        require_kind(f"{what}: groups", self.groups, (Groups, NoneType), OperationError)
+        if self.groups is not None:
+            require_kind(f"{what}: groups", self.groups, Groups, OperationError)
         for pair in self.further:
             if not isinstance(pair, tuple) or len(pair) != 2:
                 raise OperationError(f"{what}: further has {pair!r}; give (operand, epilogue)")

@@ -484,8 +484,9 @@ class Program:
     ) -> dict[str, Any]:
         """Evaluate the launch parameters; the sizes are among the result, and groups' ends.
 
-        The ends are those among the sizes, or else even ones.  ``given`` has parameters that are known already, as a leading dimension is.  Raises
-        ProgramError for a size that the term does not cover.
+        The ends are those among the sizes, or else even ones.  ``given`` has parameters that are
+        known already, as a leading dimension is.  Raises ProgramError for a size that the term does
+        not cover.
         """
         for axis, most in self.at_most:
             if np.all(sizes[axis] > most):  # of a space: of every schedule

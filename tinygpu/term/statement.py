@@ -609,8 +609,9 @@ class When(_Answers):
     @property
     def above_zero(self) -> str | None:
         """The name of the number of which it asks whether it is above 0, if it asks that."""
-        asks = isinstance(self.bound, str) and not self.index.terms
-        return self.bound if asks and _is_zero(self.index.constant) else None
+        if isinstance(self.bound, str) and not self.index.terms:
+            return self.bound if _is_zero(self.index.constant) else None
+        return None
 
     def __str__(self) -> str:
         return f"when {self.index} < {number_text(self.bound)}"

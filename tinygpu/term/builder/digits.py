@@ -46,7 +46,13 @@ Number = Any
 """An int, or while a space is scored an array over its schedules: compute with it, no branches."""
 
 Counter = Literal[
-    "the grid", "the cluster", "copies of a role", "threads", "values", "a loop", "a tile",
+    "the grid",
+    "the cluster",
+    "copies of a role",
+    "threads",
+    "values",
+    "a loop",
+    "a tile",
     "a tile value",
 ]
 _UNREAD: tuple[dict[str, tuple[str, ...]], frozenset[str]] = ({}, frozenset())
