@@ -64,7 +64,7 @@ from tinygpu.errors import (
 )
 from tinygpu.legality.laws import require_sound
 from tinygpu.term.access_map import Operand
-from tinygpu.term.expression import Apply, Constant, Expression, Value
+from tinygpu.term.expression import LOOKUPS, Apply, Constant, Expression, Value
 from tinygpu.term.fields import require_known
 from tinygpu.term.program import (
     Access,
@@ -718,7 +718,7 @@ class Emitter(KernelCode):
                 return slot_group(self.text, str(array), *known)
             case Apply("element", (array, index)) if self._within(index):
                 return element(self.text, str(array), self._computed(index))
-            case Apply(operator, (one, other)):
+            case Apply(operator, (one, other)) if operator not in LOOKUPS:
                 return self.text.signed(operator, self._computed(one), self._computed(other))
         raise ProgramError(f"tile value {expression}: no code; write it with sums and quotients")
 

@@ -232,7 +232,8 @@ class Access:
     value mode.  ``guard[d]`` says whether dimension d is compared with its size, or names the tile
     value that it is compared with (gmem only); ``outside`` is what ld.global gives there.  With
     ``trimmed`` a TMA load leaves out the lines (value mode 1) that lie outside: what their cells
-    hold then is not defined.  ``peer``: the rank, along the buffer's home, of the CTA into which it writes.
+    hold then is not defined.
+    ``peer``: the rank, along the buffer's home, of the CTA into which it writes.
     """
 
     buffer: Buffer

@@ -183,7 +183,7 @@ class Expression:
             case Apply(operator, (array, *places)) if operator in LOOKUPS:
                 if str(array) not in values:
                     raise OperationError(f"expression {self}: no array {array} is given")
-                numbers = (a.evaluate(values, INTEGERS) for a in places)
+                numbers = (a.evaluate(values) for a in places)
                 return LOOKUPS[operator](values[str(array)], *numbers)
             case Apply(operator, arguments) if operator in _CONDITIONS:
                 return OPERATORS[operator](*(a.evaluate(values, INTEGERS) for a in arguments))
