@@ -31,7 +31,7 @@ from itertools import groupby
 from typing import Any, assert_never
 
 from tinygpu.codegen.kernel.kernel import PTX_VERSION, KernelCode, Rule, integer_values, signature
-from tinygpu.codegen.kernel.lookups import element, slot_group
+from tinygpu.codegen.kernel.lookups import Walk
 from tinygpu.codegen.kernel.loops import (
     by_threads,
     instances,
@@ -158,6 +158,7 @@ class Emitter(KernelCode):
     def text_of(self, arch: str) -> str:
         """Return the whole module."""
         program, text, self.arch = self.program, self.text, arch
+        self.walks: dict[tuple[str, int], Walk] = {}
         if program.takes_tiles:
             self._roles()
             directives = [f".reqntid {program.threads}, 1, 1"]
@@ -646,6 +647,7 @@ class Emitter(KernelCode):
         """Emit the loop over a cluster's tiles, or the one tile that there is."""
         text, around = self.text, dict(self.addresses.variables)
         linear = self._launched()
+        self._begin_walks(loop)
         start = self._value(loop.start, scope) if isinstance(loop.start, Affine) else loop.start
         if not self.program.persistent:
             if start != 0:
@@ -713,24 +715,44 @@ class Emitter(KernelCode):
                 return int(number)
             case Value(name):
                 return self.addresses.variable(name, Scope())
-            case Apply("slot_group", (array, count, Constant(block), slot)):
-                known = self._computed(count), int(block), self._computed(slot)
-                return slot_group(self.text, str(array), *known)
-            case Apply("element", (array, index)) if self._within(index):
-                return element(self.text, str(array), self._computed(index))
+            case Apply("slot_group", (array, _, Constant(block), slot)):
+                walk = self.walks[str(array), int(block)]
+                walk.to(self._computed(slot))
+                return self._copied(walk.group)
+            case Apply("slots_before", (array, Constant(block), Value(name))):
+                return self._copied(self._walk(name, array, int(block)).before)
+            case Apply("element", (array, Value(name))):
+                return self._copied(self._walk(name, array).end)
+            case Apply("element", (array, Apply("sub", (Value(name), Constant(1))))):
+                return self._copied(self._walk(name, array).begin)
             case Apply(operator, (one, other)) if operator not in LOOKUPS:
                 return self.text.signed(operator, self._computed(one), self._computed(other))
         raise ProgramError(f"tile value {expression}: no code; write it with sums and quotients")
 
-    def _within(self, index: Expression) -> bool:
-        """Whether an index is a tile value that is a group, or the group before it."""
-        match index:
-            case Apply("sub", (own, Constant(number))) if number >= 0:
-                return self._within(own)
-            case Value(name):
-                one = self.program.tile_values.get(name)
-                return isinstance(one, Apply) and one.operator == "slot_group"
-        return False
+    def _copied(self, register: str) -> str:
+        """Return what a register has now: a walk goes on to another tile's group."""
+        found = self.text.register("u32")
+        self.text.emit(f"mov.u32 {found}, {register}")
+        return found
+
+    def _walk(self, name: str, array: Expression, block: int | None = None) -> Walk:
+        """Return the walk that has gone to the group that a tile value is."""
+        match self.program.tile_values.get(name):
+            case Apply("slot_group", (same, _, Constant(own), _)) if same == array:
+                if block in (None, int(own)):
+                    return self.walks[str(array), int(own)]
+        raise ProgramError(f"tile value: {name} is no group of {array}: no code; take the value "
+                           "of slot_group")  # fmt: skip
+
+    def _begin_walks(self, loop: ForTile) -> None:
+        """Begin the walks over groups that a loop's values ask for, before it."""
+        for node in (n for _, expression in loop.values for n in expression.nodes()):
+            match node:
+                case Apply("slot_group", (array, count, Constant(block), _)):
+                    number = self._computed(count)
+                    self.walks[str(array), int(block)] = Walk(
+                        self.text, str(array), number, int(block)
+                    )
 
     def _there(self, loop: ForTile, at: Number, names: Iterable[str]) -> dict[str, Number]:
         """Return tile values of the tile at a linear number."""

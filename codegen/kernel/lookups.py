@@ -1,8 +1,8 @@
 """Code of lookups: tile values that are read from an array of integers on the device.
 
-All threads that have a tile's values read them for themselves, in the order of the expression: the
-array is small and lies in L1 after the first tile.  The group of a slot is a binary search, as
-``ends[j] // block + j`` grows with j: of G groups it takes log2 G loads, one after another.
+Each thread that goes through tiles walks the groups for itself, from that of its tile before to
+that of the next: tiles that follow one another are of groups near each other, mostly of the same
+one, and then nothing is read.  A step to another group reads one end, which lies in L1.
 
 Source: ``tinygpu.term.groups``; PTX ISA, "ld".
 """
@@ -11,50 +11,64 @@ from __future__ import annotations
 
 from tinygpu.codegen.kernel.ptx import Scalar, Text
 
-__all__ = ["element", "slot_group"]
+__all__ = ["Walk"]
 
 
-def element(text: Text, array: str, index: Scalar) -> Scalar:
-    """Return an element of an array of i32, 0 before its first; ``index`` is below its length."""
-    if isinstance(index, int) and index < 0:
-        return 0
-    found, there = text.register("u32"), text.register("pred")
-    text.emit(f"mov.u32 {found}, 0")
-    text.emit(f"setp.ge.s32 {there}, {index}, 0")
-    place = _place(text, array, index)
-    text.emit(f"@{there} ld.global.u32 {found}, [{place}]")
-    return found
+class Walk:
+    """Where a thread is among the groups: registers of a group, its rows, and its first slot.
 
+    ``group`` has the rows from ``begin`` to ``end``, and the slots from ``before`` on.
+    """
 
-def slot_group(text: Text, array: str, count: Scalar, block: int, slot: Scalar) -> Scalar:
-    """Return the group of a slot of ``block`` rows: how many later groups begin no later."""
-    low, high, middle, begin = (text.register("u32") for _ in range(4))
-    after, more = text.register("pred"), text.register("pred")
-    again, end = text.label("group"), text.label("group_end")
-    text.emit(f"mov.u32 {low}, 0")
-    text.emit(f"mov.u32 {high}, {text.subtract(count, 1)}")
-    with text.scope():
-        text.emit(f"setp.ge.u32 {more}, {low}, {high}")
-        text.emit(f"@{more} bra {end}")
-        text.mark(again)
-        text.emit(f"add.u32 {middle}, {low}, {high}")
-        text.emit(f"shr.u32 {middle}, {middle}, 1")
-        place = _place(text, array, middle)
-        text.emit(f"ld.global.u32 {begin}, [{place}]")
-        text.emit(f"div.u32 {begin}, {begin}, {block}")
-        text.emit(f"add.u32 {begin}, {begin}, {middle}")  # less 1, as group j + 1 begins there
-        text.emit(f"setp.lt.u32 {after}, {begin}, {slot}")
-        text.emit(f"@{after} add.u32 {low}, {middle}, 1")
-        text.emit(f"@!{after} mov.u32 {high}, {middle}")
-        text.emit(f"setp.lt.u32 {more}, {low}, {high}")
-        text.emit(f"@{more} bra {again}")
-        text.mark(end)
-    return low
+    def __init__(self, text: Text, array: str, count: Scalar, block: int) -> None:
+        """Begin with the first group."""
+        self._text, self._array, self._block = text, array, block
+        self._last = text.subtract(count, 1)
+        self.group, self.begin, self.end, self.before = (text.register("u32") for _ in range(4))
+        for register in (self.group, self.begin, self.before):
+            text.emit(f"mov.u32 {register}, 0")
+        text.emit(f"ld.global.u32 {self.end}, [%p_{array}]")
 
+    def to(self, slot: Scalar) -> None:
+        """Go to the group of a slot: forward while it ends before, or back to one that has it."""
+        text, last, more = self._text, self._last, self._text.register("pred")
+        there, again = text.label("group"), text.label("next_group")
+        back, onward = text.label("back"), text.label("group_before")
+        after, place = text.register("u32"), text.register("u64")
+        with text.scope():
+            text.mark(again)
+            self._slots(after)
+            text.emit(f"setp.ge.u32 {more}, {slot}, {after}")
+            text.emit(f"setp.lt.and.u32 {more}, {self.group}, {last}, {more}")
+            text.emit(f"@!{more} bra {back}")
+            text.emit(f"mov.u32 {self.before}, {after}")
+            text.emit(f"mov.u32 {self.begin}, {self.end}")
+            text.emit(f"add.u32 {self.group}, {self.group}, 1")
+            text.emit(f"mad.wide.u32 {place}, {self.group}, 4, %p_{self._array}")
+            text.emit(f"ld.global.u32 {self.end}, [{place}]")
+            text.emit(f"bra {again}")
+            text.mark(back)
+            text.emit(f"setp.lt.u32 {more}, {slot}, {self.before}")
+            text.emit(f"@!{more} bra {there}")
+            text.mark(onward)
+            text.emit(f"sub.u32 {self.group}, {self.group}, 1")
+            text.emit(f"mov.u32 {self.end}, {self.begin}")
+            text.emit(f"mov.u32 {self.begin}, 0")
+            text.emit(f"setp.gt.u32 {more}, {self.group}, 0")
+            text.emit(f"mad.wide.u32 {place}, {self.group}, 4, %p_{self._array}")
+            text.emit(f"@{more} ld.global.u32 {self.begin}, [{place}+-4]")
+            self._slots(after, fewer=True)
+            text.emit(f"mov.u32 {self.before}, {after}")
+            text.emit(f"setp.lt.u32 {more}, {slot}, {self.before}")
+            text.emit(f"@{more} bra {onward}")
+            text.mark(there)
 
-def _place(text: Text, array: str, index: Scalar) -> str:
-    """Return the address of an element of 4 B."""
-    place = text.register("u64")
-    text.emit(f"mul.wide.s32 {place}, {index}, 4")
-    text.emit(f"add.u64 {place}, {place}, %p_{array}")
-    return place
+    def _slots(self, into: str, *, fewer: bool = False) -> None:
+        """Set the slot behind the group's, or with ``fewer`` its first from the one behind."""
+        text, block = self._text, self._block
+        text.emit(f"sub.u32 {into}, {self.end}, {self.begin}")
+        text.emit(f"add.u32 {into}, {into}, {block - 1}")
+        text.emit(f"div.u32 {into}, {into}, {block}")
+        how = f"sub.u32 {into}, {self.before}, {into}" if fewer else (
+            f"add.u32 {into}, {self.before}, {into}")  # fmt: skip
+        text.emit(how)

@@ -156,7 +156,7 @@ def _tile_values(program: Program) -> tuple[tuple[str, Formula, Formula], ...]:
     def parts(node: Expression) -> tuple[Formula, Formula]:
         assert isinstance(node, Apply)
         match node:
-            case Apply("element"):  # an end of a group, or 0
+            case Apply("element" | "slots_before"):  # an end of a group, or 0; no more blocks
                 assert program.operation.groups is not None
                 return 0, program.operation.groups.rows
             case Apply("slot_group", (_, count, _, _)):

@@ -31,7 +31,9 @@ A *lookup* reads an array of integers that a launch is given, whole: a tile valu
 (``ForTile``).  The array's name stands first, and its elements are in ``values``:
 
 - ``element(array, i)`` is its i-th element, 0 for a negative i;
-- ``slot_group(array, count, block, slot)`` is the group of a slot, see ``tinygpu.term.groups``.
+- ``slot_group(array, count, block, slot)`` is the group of a slot, where the array has the groups'
+  ends: each has as many slots as blocks of so many rows, see ``tinygpu.term.groups``;
+- ``slots_before(array, block, group)`` is the first slot of a group.
 
 >>> apply("element", value("ends"), value("g") - 1).evaluate({"ends": (3, 8), "g": 2})
 8
@@ -81,19 +83,34 @@ def _element_at(array: Any, index: Any) -> Any:
     return found if found.ndim else int(found)
 
 
-def _slot_group(array: Any, count: Any, block: Any, slot: Any) -> Any:
-    """Return how many groups but the last begin their slots at or before ``slot``, less the first.
+def _blocks_until(array: Any, block: Any) -> Any:
+    """Return how many blocks of so many rows there are up to each group's end, it included."""
+    ends = np.asarray(array, np.int64)
+    rows = np.diff(ends, prepend=0)
+    return np.cumsum(-(-rows // np.expand_dims(block, -1)), axis=-1)
 
-    Group g + 1 begins at slot ``array[g] // block + g + 1``.
-    """
-    del count  # the array has as many elements
-    data = np.asarray(array, np.int64)[:-1]
-    begins = data // np.expand_dims(block, -1) + np.arange(1, len(data) + 1)
-    found = (begins <= np.expand_dims(slot, -1)).sum(-1)
+
+def _slot_group(array: Any, count: Any, block: Any, slot: Any) -> Any:
+    """Return how many groups end before a slot, at most all but one."""
+    found = (_blocks_until(array, block) <= np.expand_dims(slot, -1)).sum(-1)
+    found = np.minimum(found, count - 1)
     return found if found.ndim else int(found)
 
 
-LOOKUPS: Mapping[str, Callable[..., Any]] = {"element": _element_at, "slot_group": _slot_group}
+def _slots_before(array: Any, block: Any, group: Any) -> Any:
+    """Return how many slots the groups before one have."""
+    until = _blocks_until(array, block)
+    before = np.concatenate([np.zeros_like(until[..., :1]), until], axis=-1)
+    at = np.expand_dims(group, -1)
+    shape = np.broadcast_shapes(before.shape[:-1], at.shape[:-1])
+    before = np.broadcast_to(before, (*shape, before.shape[-1]))
+    found = np.take_along_axis(before, np.broadcast_to(at, (*shape, 1)), -1)[..., 0]
+    return found if found.ndim else int(found)
+
+
+LOOKUPS: Mapping[str, Callable[..., Any]] = {
+    "element": _element_at, "slot_group": _slot_group, "slots_before": _slots_before
+}  # fmt: skip
 """What reads an array of integers, by name; the array is the first argument."""
 TAKES = {
     n: getattr(f, "nin", 0) or len(signature(f).parameters)
@@ -399,6 +416,8 @@ def bounds(expression: Expression, values: Mapping[str, Bounds]) -> Bounds:
             return _lower(least, 0), most
         case Apply("slot_group", (_, count, _, _)):
             return 0, bounds(count, values)[1] - 1
+        case Apply("slots_before", (array, _, _)):  # a block has a row or more
+            return 0, bounds(array, values)[1]
         case Apply(operator, arguments):
             ends = [bounds(argument, values) for argument in arguments]
             return _bounded(operator, ends)

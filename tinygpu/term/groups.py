@@ -1,20 +1,18 @@
 """Slots: how the rows of groups are dealt out to tiles, when only the device knows the groups.
 
-The rows of a group are cut into blocks of B, the last one short.  How many blocks there are depends
-on the groups' ends, which are in an array on the device; the grid has to be as large as any ends
-ask for.  A *slot* is a number of that grid.  Group i, which begins at row b_i, has the slots from
+The rows of a group are cut into blocks of B, the last one short, and each block has a *slot*, a
+number of the grid: the blocks of the first group, then those of the second, and so on.  How many
+there are depends on the groups' ends, which are in an array on the device, so the grid has as many
+as any ends ask for: ``M // B + G`` for M rows in G groups.  Those that are left over are the last,
+and have no rows.
 
-    s_i = b_i // B + i
+**Lemma.** *Each row is in exactly one slot.*  Blocks cut the rows of a group, and groups the rows.
+A group of r rows has ceil(r / B) <= r // B + 1 blocks; the sum of r // B is at most M // B.
 
-on, up to those of the next group.  With all rows M and G groups there are ``M // B + G`` slots.
-
-**Lemma.** *Each row is in exactly one slot.*  Group i has r = b_(i+1) - b_i rows, so ceil(r / B)
-blocks.  Its slots are s_(i+1) - s_i = (b_i + r) // B - b_i // B + 1 >= r // B + 1 >= ceil(r / B),
-so each block has a slot of its own; the slots of different groups are apart, as s grows by 1 or
-more; and the last slot needed is below s_G = M // B + G.  A slot that is left over has no rows.
-
-So the group of a slot is how many of s_1, .., s_(G-1) are at most it: a search in a sorted array,
-without a sum over the groups before.
+Other numbers need no sum over the groups before, as s_i = b_i // B + i for a group that begins at
+row b_i, and leave slots without rows in between.  A cluster that skips one is out of step with
+those that share its tiles' inputs, which are no longer in L2 when the others ask: measured, up to
+1.5 times as slow (docs/decisions.md).
 
 >>> groups, sizes = Groups("g", "m", "ends"), {"g": 3, "m": 10}
 >>> count = slots(groups, 4).evaluate(sizes)
@@ -24,12 +22,12 @@ without a sum over the groups before.
 ...         known[name] = expression.evaluate(known)
 ...     print(slot, known["which"], range(known["first"], min(known["first"] + 4, known["end"])))
 0 0 range(0, 3)
-1 1 range(3, 3)
-2 2 range(3, 7)
-3 2 range(7, 10)
+1 2 range(3, 7)
+2 2 range(7, 10)
+3 2 range(10, 10)
 4 2 range(10, 10)
 
-Source: the lemma; DeepGEMM's and CUTLASS's schedulers, which walk the groups one after another.
+Source: DeepGEMM's and CUTLASS's schedulers, which walk the groups one after another, too.
 """
 
 from __future__ import annotations
@@ -58,7 +56,7 @@ def slot_values(groups: Groups, slot: str, block: Any) -> dict[str, Expression]:
     group = apply("slot_group", value(groups.ends), value(groups.axis), block, value(slot))
     own = value(GROUP)
     begin, end = (apply("element", value(groups.ends), i) for i in (own - 1, own))
-    before = (begin + 1).ceildiv(block) - 1 + own  # s_i
+    before = apply("slots_before", value(groups.ends), block, own)
     first = begin + apply("max", value(slot) - before, 0) * block  # never below: bounds see it
     return {GROUP: group, END: end, FIRST: apply("min", first, value(END))}
 
