@@ -39,6 +39,7 @@ import numpy as np
 from tinygpu.devices.device import Device
 from tinygpu.search.time.fitted import FITTED
 from tinygpu.search.time.registers import RegisterModel
+from tinygpu.term.groups import FIRST, GROUP
 from tinygpu.term.program import Access, Do, For, Program, buffers_of, select, walk
 from tinygpu.term.tensor_memory import COLUMNS, allocated_columns, uses_tensor_memory
 
@@ -306,6 +307,8 @@ def operands_of(program: Program, values: Mapping[str, int]) -> tuple[Fetched, .
                 for axis in buffer.shape:
                     size *= float(values[axis] if isinstance(axis, str) else axis)
                 names = {v for o in access.origin for v, _ in o.terms}
+                if FIRST in names and GROUP in program.tile_values:  # rows of a slot
+                    names |= {*program.tile_values[GROUP].names()}
                 looped = any(isinstance(outer, For) for outer in around)
                 many = reduce(lambda a, b: a * b, statement.values, ctas * buffer.type.bytes)
                 axes = frozenset(names & grid)
