@@ -19,7 +19,6 @@ Source: ``docs/model.md``, section "Time".
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -36,6 +35,7 @@ __all__ = ["TileSteps", "busiest", "share_of_tiles", "steps_of_tiles"]
 Numbers = Any
 Steps = NDArray[np.int64]
 _MOST_TILES = 1 << 16
+_Axes = tuple[tuple[str, int, bool], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,88 +77,91 @@ def busiest(steps: Steps, at_once: int, *, snake: bool = False) -> tuple[int, ..
 
 def share_of_tiles(program: Program, sizes: Mapping[str, int], name: str) -> Numbers:
     """Return the share of the tiles in which the tile value of this name is above 0."""
-    return steps_of_tiles(program, sizes, name, above_zero=True).mean
+    values, above = program.tile_values, ("=above", apply("min", value(name), 1))
+    needed = tuple((n, values[n]) for n in _needed(values, name))
+    kind, found = _kinds(program, sizes, (*needed, above), 1)
+    mean = np.array([own.mean() for _, _, own in found])[kind]
+    return mean if kind.shape else float(mean)
 
 
-def steps_of_tiles(
-    program: Program, sizes: Mapping[str, int], name: str, *, above_zero: bool = False
-) -> TileSteps:
+def steps_of_tiles(program: Program, sizes: Mapping[str, int], name: str) -> TileSteps:
     """Return the steps of a program whose loops run to the tile value of this name.
 
-    Or 1 where these are ``above_zero``, else 0.  Of more than 65,536 tiles so many are counted,
-    evenly spread.
+    Of more than 65,536 tiles so many are followed, evenly spread.
     """
-    read = {n for e in program.tile_values.values() for n in e.names()}
+    values = program.tile_values
+    needed = tuple((n, values[n]) for n in _needed(values, name))
+    kind, found = _kinds(program, sizes, needed, program.raster)
+    tables = tuple(partial(_table, axes, raster, own) for axes, raster, own in found)
+    mean = np.array([own.mean() for _, _, own in found])[kind]
+    skips = any(isinstance(s, When) and s.above_zero == name for s, _ in walk(program))
+    if not kind.shape:
+        return TileSteps(tables, int(kind), float(mean), program.snake, skips)
+    return TileSteps(tables, kind, mean, program.snake, skips)
+
+
+def _needed(values: Mapping[str, Expression], name: str) -> list[str]:
+    """Return the tile values that one depends on, and it, in their order."""
+    left, found = [name], {name}
+    while left:
+        more = {n for n in values[left.pop()].names() if n in values} - found
+        found |= more
+        left += more
+    return [n for n in values if n in found]
+
+
+def _kinds(
+    program: Program, sizes: Mapping[str, int], values: tuple[tuple[str, Expression], ...],
+    raster: Numbers,
+) -> tuple[NDArray[np.int64], list[tuple[_Axes, int, Steps]]]:  # fmt: skip
+    """Return which kind each candidate is, and of each kind the grid, the raster and the values.
+
+    The last of the ``values`` is given along the axes of the grid: one for all along those that it
+    does not depend on.
+    """
+    read = {n for _, e in values for n in e.names()}
     every = program.parameter_values(sizes).items()
-    known: dict[str, Any] = {n: x for n, x in every if n in read} | {"=raster": program.raster}
+    known: dict[str, Any] = {n: x for n, x in every if n in read} | {"=raster": raster}
     known |= dict(
         zip((f"={a.var}" for a in program.grid), program.grid_extents(sizes), strict=True)
     )
-    values = dict(program.tile_values)
-    if above_zero:
-        values["=above"] = apply("min", value(name), 1)
-        name = "=above"
-    numbers = [*known.values(), *(n.number for e in values.values() for n in e.nodes()
-                                  if isinstance(n, Constant))]  # fmt: skip
-    varying = [x for x in numbers if isinstance(x, np.ndarray)]
+    nodes = [n for _, e in values for n in e.nodes()]
+    constants = [n.number for n in nodes if isinstance(n, Constant)]
+    varying = [x for x in (*known.values(), *constants) if isinstance(x, np.ndarray)]
     shape = np.broadcast_shapes(*(x.shape for x in varying))
     flat = [np.broadcast_to(x, shape).reshape(-1) for x in varying]
     rows = np.stack(flat, axis=-1) if flat else np.zeros((1, 0), np.int64)
     each, which = np.unique(rows, axis=0, return_inverse=True)
-    tables, means, substituted = [], [], dict[tuple[int, ...], Any]()
-    nodes = (n for e in values.values() for n in e.nodes())
-    constants = [id(n.number) for n in nodes if isinstance(n, Constant)]
+    found, substituted, made = [], dict[tuple[int, ...], Any](), dict[Any, Steps]()
     for row in each:
         here = dict(zip(map(id, varying), row.tolist(), strict=True))
-        chosen = tuple(here[c] for c in constants if c in here)
+        chosen = tuple(here[id(c)] for c in constants if id(c) in here)
         if chosen not in substituted:
-            own = tuple((n, _with(e, here)) for n, e in values.items())
-            substituted[chosen] = own, {n for _, expression in own for n in expression.names()}
+            substituted[chosen] = tuple((n, _with(e, here)) for n, e in values)
         env = {n: here.get(id(x), x) for n, x in known.items()}
-        axes = tuple(
-            (axis.var, max(1, int(env.pop(f"={axis.var}"))), axis.down) for axis in program.grid
-        )
-        raster, (own, needed) = int(env.pop("=raster")), substituted[chosen]
-        known_here = tuple((n, x) for n, x in env.items() if n in needed)
-        table = partial(_table, axes, raster, own, known_here, name)
-        few = math.prod(extent for _, extent, _ in axes) <= _MOST_TILES
-        means.append((_along(axes, own, known_here, name) if few else table()).mean())
-        tables.append(table)
-    kind = np.asarray(which).reshape(shape)
-    mean = np.array(means)[kind]
-    skips = any(isinstance(s, When) and s.above_zero == name for s, _ in walk(program))
-    if not shape:
-        return TileSteps(tuple(tables), int(kind), float(mean), program.snake, skips)
-    return TileSteps(tuple(tables), kind, mean, program.snake, skips)
+        axes = tuple((a.var, max(1, int(env.pop(f"={a.var}"))), a.down) for a in program.grid)
+        turned = int(env.pop("=raster"))
+        extents = tuple((a, n if a in read else 1) for a, n, _ in axes)
+        key = (extents, chosen, *env.items())
+        if key not in made:
+            made[key] = _each(extents, substituted[chosen], env)
+        found.append((axes, turned, made[key]))
+    return np.asarray(which).reshape(shape), found
 
 
-@lru_cache(512)
-def _table(
-    axes: tuple[tuple[str, int, bool], ...], raster: int,
-    values: tuple[tuple[str, Expression], ...], known: tuple[tuple[str, int], ...], name: str,
-) -> Steps:  # fmt: skip
+def _table(axes: _Axes, raster: int, own: Steps) -> Steps:
     """Return the steps of the tiles in order, of one candidate.
 
-    ``axes`` of the grid: variable, extent, and whether it is walked down.  ``values``: the tile
-    values, of those ``known`` and the axes; ``name`` is the one that loops run to.
+    ``axes`` of the grid: variable, extent, and whether it is walked down.  ``own``: the steps along
+    the axes.
     """
     places = _places(tuple(extent for _, extent, _ in axes), raster)
-    own = _along(axes, values, known, name)
     at = tuple(
         np.zeros_like(place) if own.shape[i] == 1 else extent - 1 - place if down else place
         for i, ((_, extent, down), place) in enumerate(zip(axes, places, strict=True))
     )
     found: Steps = own[at]
     return found
-
-
-def _along(
-    axes: tuple[tuple[str, int, bool], ...], values: tuple[tuple[str, Expression], ...],
-    known: tuple[tuple[str, int], ...], name: str,
-) -> Steps:  # fmt: skip
-    """Return a tile value along the axes of the grid; along those it does not read one for all."""
-    read = {n for _, e in values for n in e.names()}
-    return _each(tuple((a, n if a in read else 1) for a, n, _ in axes), values, known, name)
 
 
 @lru_cache(512)
@@ -170,18 +173,17 @@ def _places(extents: tuple[int, ...], raster: int) -> Steps:
     return places[:, _in_order(places, raster)]
 
 
-@lru_cache(512)
 def _each(
     axes: tuple[tuple[str, int], ...], values: tuple[tuple[str, Expression], ...],
-    known: tuple[tuple[str, int], ...], name: str,
+    known: Mapping[str, Any],
 ) -> Steps:  # fmt: skip
-    """Return a tile value at each place of a grid of these extents."""
+    """Return the last of tile values at each place of a grid of these extents."""
     extents = tuple(extent for _, extent in axes)
     places = zip((a for a, _ in axes), np.indices(extents), strict=True)
-    env: dict[str, Any] = dict((*known, *places))
+    env: dict[str, Any] = {**known, **dict(places)}
     for one, expression in values:
         env[one] = expression.evaluate(env)
-    return np.broadcast_to(np.asarray(env[name], np.int64), extents)
+    return np.broadcast_to(np.asarray(env[values[-1][0]], np.int64), extents)
 
 
 def _with(expression: Expression, here: Mapping[int, Any]) -> Expression:

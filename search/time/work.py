@@ -425,6 +425,7 @@ class _Accountant:
         self.flying = flying
         self.runs: dict[str, tuple[tuple[Numbers, ...], Numbers]] = {}  # of loads to registers
         self.step_var = ""
+        self.shares: dict[str, Numbers] = {}  # of tiles in which a value of theirs is above 0
 
     @property
     def steps(self) -> str:
@@ -436,8 +437,10 @@ class _Accountant:
         """Return in which share of the tiles that have steps a tile value is above 0."""
         if name == self.steps:
             return 1.0
-        own, among = (share_of_tiles(self.program, self.sizes, n) for n in (name, self.steps))
-        return own / np.maximum(among, 1e-9)
+        for one in (name, self.steps):
+            if one not in self.shares:
+                self.shares[one] = share_of_tiles(self.program, self.sizes, one)
+        return self.shares[name] / np.maximum(self.shares[self.steps], 1e-9)
 
     def agent(self) -> TimedAgent:
         """Find the loop over tiles and the loops over steps."""
