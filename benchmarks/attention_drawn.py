@@ -25,8 +25,9 @@ import math
 import os
 import pickle
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,8 @@ from tinygpu.term.operation import Problem, attention
 from tinygpu.term.program import Program
 from tinygpu.term.schedule import Schedule
 
-__all__ = ["assembled", "built", "drawn", "main", "problem", "ratio", "words_of"]
+__all__ = ["EACH", "Subject", "assembled", "built", "drawn", "main", "problem", "ratio",
+           "words_of"]  # fmt: skip
 
 COUNT, EACH, SEED = 500, 10, 2911
 MASKS = ("none", "causal")
@@ -157,10 +159,24 @@ def ratio(packed: str, words: Words) -> float:
     return math.inf if bool(off.isnan().any()) else float(off.max())
 
 
-def draw(path: Path, count: int) -> None:
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What is drawn: ``kind`` is the word by which what is right is counted."""
+
+    name: str
+    kind: str
+    drawn: Callable[[int, int, int], dict[str, Any]]
+    built: Callable[[Words, Mapping[str, Any]], tuple[str, str]]
+    ratio: Callable[[str, Words], float]
+
+
+ATTENTION = Subject("attention", "mask", drawn, built, ratio)
+
+
+def draw(path: Path, count: int, subject: Subject) -> None:
     """Draw and write, a problem a line."""
     each = [(n, EACH, SEED) for n in range(-(-count // EACH))]
-    cases = list(each_done(drawn, each, os.cpu_count() or 1, f"draw {len(each)} problems"))
+    cases = list(each_done(subject.drawn, each, os.cpu_count() or 1, f"draw {len(each)} problems"))
     cases.sort(key=lambda c: c["number"])
     lines = [json.dumps(case, separators=(",", ":")) for case in cases]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -168,27 +184,28 @@ def draw(path: Path, count: int) -> None:
     sys.stdout.write(f"{sum(len(c['schedules']) for c in cases)} drawn, {unproved} unproved\n")
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main(arguments: Sequence[str] | None = None, subject: Subject = ATTENTION) -> None:
     """Draw; or build, run and compare, and exit with 1 if one is wrong."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.attention_drawn")
+    name = f"{subject.name}_drawn"
+    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}")
     parser.add_argument("file", type=Path, help="what --draw wrote")
     parser.add_argument("--draw", action="store_true", help="draw and write the file, no GPU")
     parser.add_argument("--count", type=int, default=COUNT, help="schedules to draw in all")
     parser.add_argument("--out", type=Path, default=FOLDER, help="folder of the results")
     given = parser.parse_args(arguments)
     if given.draw:
-        draw(given.file, given.count)
+        draw(given.file, given.count, subject)
         return
-    record = provenance("python -m benchmarks.attention_drawn FILE")
+    record = provenance(f"python -m benchmarks.{name} FILE")
     cases = [json.loads(line) for line in given.file.read_text(encoding="utf-8").splitlines()]
     jobs = [(case["words"], one) for case in cases for one in case["schedules"]]
     found: dict[str, Any] = {
-        "provenance": record, "drawn": len(jobs), "right": 0, "worst": 0.0, "by_mask": {},
-        "wrong": [], "refused": [],
+        "provenance": record, "drawn": len(jobs), "right": 0, "worst": 0.0,
+        f"by_{subject.kind}": {}, "wrong": [], "refused": [],
     }  # fmt: skip
-    path = given.out / "attention_drawn.json"
+    path = given.out / f"{name}.json"
     with ProcessPoolExecutor(os.cpu_count()) as pool:
-        waiting = {pool.submit(built, *job): job for job in jobs}
+        waiting = {pool.submit(subject.built, *job): job for job in jobs}
         for future in as_completed(waiting):
             words, decisions = waiting[future]
             packed, refused = future.result()
@@ -196,13 +213,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 found["refused"].append([words, decisions, refused])
                 continue
             write_tree(path, {**found, "at": [words, decisions]})
-            off = ratio(packed, words)
+            off = subject.ratio(packed, words)
             if not off <= 1:
                 found["wrong"].append([words, decisions, off])
                 continue
             found["right"] += 1
             found["worst"] = max(found["worst"], round(off, 4))
-            found["by_mask"][words["mask"]] = found["by_mask"].get(words["mask"], 0) + 1
+            by, kind = found[f"by_{subject.kind}"], words[subject.kind]
+            by[kind] = by.get(kind, 0) + 1
     write_tree(path, found)
     sys.stdout.write(f"{found['right']} right, {len(found['wrong'])} wrong, "
                      f"{len(found['refused'])} refused\n")  # fmt: skip

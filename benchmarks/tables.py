@@ -796,6 +796,36 @@ def _decode() -> str:
     return f"{_markdown(columns, rows)}\n\nGeometric mean of the best: {mean:.3f}. {told}"
 
 
+def _grouped() -> str:
+    """Return what a search finds for grouped matmuls, beside their peers."""
+    path = FOLDER.parent / "h100" / "grouped.json"
+    tree = json.loads(path.read_text(encoding="utf-8"))
+    kept = [row for row in tree["rows"] if row["seconds"]]
+    columns = ("#groups", "#rows", "#n", "#k", "rows of groups", "#time", "#TFLOP/s",
+               "#predicted / measured time", "#of torch", "#of cuBLAS, a loop", "#of Triton",
+               "#of the best", "#found / model's first")  # fmt: skip
+
+    def of(row: Mapping[str, Any], peer: str) -> str:
+        times = [t for n, t in row["peers"].items() if n.startswith(peer) and isinstance(t, float)]
+        return _ratio(min(times, default=None), row["seconds"])
+
+    rows = [
+        (
+            row["g"], row["m"], row["n"], row["k"], row["routing"],
+            f"{row['seconds'] * 1e6:.0f} us", f"{row['tflops']:.0f}",
+            _ratio(row["predicted_seconds"], row["seconds"]),
+            *(of(row, peer) for peer in ("torch", "cublas", "triton")),
+            f"{row['ratio']:.3f}", _ratio(row["seconds"], row["first_seconds"]),
+        )
+        for row in sorted(kept, key=lambda row: (row["g"], row["m"], row["routing"]))
+    ]  # fmt: skip
+    mean = statistics.geometric_mean(row["ratio"] for row in kept)
+    torch = statistics.geometric_mean(row["peers"]["torch_grouped"] / row["seconds"] for row in kept)
+    told = _run_of_attention("grouped", tree, kept)
+    means = f"Geometric mean of the best: {mean:.3f}; of `torch._grouped_mm`: {torch:.3f}."
+    return f"{_markdown(columns, rows)}\n\n{means} {told}"
+
+
 def _run_of_attention(table: str, tree: Mapping[str, Any], rows: Sequence[Any]) -> str:
     """Return from which runs rows are."""
     runs = [tree["runs"][number] for number in sorted({row["run"] for row in rows})]
@@ -813,6 +843,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "attention": _attention,
     "attention searched": lambda: _attention("attention_searched"),
     "attention decode": _decode,
+    "grouped": _grouped,
     "agreement": _agreement,
     "ampere": _ampere,
     "ampere beside": lambda: _beside("ampere_matmul"),

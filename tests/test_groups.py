@@ -316,7 +316,7 @@ def test_a_wrong_walk_over_the_groups_is_seen(name: str) -> None:
     assert any(what in line for line in lines)
     text = "\n".join(change(line) if what in line else line for line in lines)
     operation, normal = program.operation, np.random.default_rng(3).standard_normal
-    known = sizes | {"ends": (100, 217, 217, 440, 500, 600)}
+    known: dict[str, Any] = sizes | {"ends": (100, 217, 217, 440, 500, 600)}
     inputs = drawn(operation, known, "normal", normal)
     rounded = {o.name: DTYPES[o.dtype].round(inputs[o.name]) for o in operation.inputs}
     outputs = unwritten_outputs(program, operation.shapes(sizes))

@@ -33,7 +33,7 @@ A *lookup* reads an array of integers that a launch is given, whole: a tile valu
 - ``element(array, i)`` is its i-th element, 0 for a negative i;
 - ``slot_group(array, count, block, slot)`` is the group of a slot, where the array has the groups'
   ends: each has as many slots as blocks of so many rows, see ``tinygpu.term.groups``;
-- ``slots_before(array, block, group)`` is the first slot of a group.
+- ``slots_before(array, block, group)`` is the first slot of a group; ``group`` is clipped, too.
 
 >>> apply("element", value("ends"), value("g") - 1).evaluate({"ends": (3, 8), "g": 2})
 8
@@ -101,7 +101,7 @@ def _slots_before(array: Any, block: Any, group: Any) -> Any:
     """Return how many slots the groups before one have."""
     until = _blocks_until(array, block)
     before = np.concatenate([np.zeros_like(until[..., :1]), until], axis=-1)
-    at = np.expand_dims(group, -1)
+    at = np.expand_dims(np.clip(group, 0, before.shape[-1] - 1), -1)
     shape = np.broadcast_shapes(before.shape[:-1], at.shape[:-1])
     before = np.broadcast_to(before, (*shape, before.shape[-1]))
     found = np.take_along_axis(before, np.broadcast_to(at, (*shape, 1)), -1)[..., 0]
@@ -367,6 +367,13 @@ def _degree(node: Expression) -> int:
         f"comparison of {node}: it is no sum of coordinates, sizes and whole numbers; "
         "compare as index(n) <= index(m) + 1"
     )
+
+
+def lookups(expression: Expression) -> Iterator[Apply]:
+    """Yield the lookups in an expression."""
+    for node in expression.nodes():
+        if isinstance(node, Apply) and node.operator in LOOKUPS:
+            yield node
 
 
 def comparisons(condition: Expression) -> Iterator[Apply]:

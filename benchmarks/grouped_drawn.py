@@ -1,0 +1,113 @@
+"""Random legal schedules of grouped matmuls, drawn without a GPU and then run on one.
+
+    python -m benchmarks.grouped_drawn FILE --draw [--count N]
+    python -m benchmarks.grouped_drawn FILE [--out DIR]
+
+As ``benchmarks.attention_drawn``: schedules of many problems, uniformly from the legal space, each
+judged, then built and run.  Types, layouts and epilogues differ, sizes are ragged, a third of the
+groups has no rows; the output is NaN before, and has to be within the tolerance of float64.
+"""
+
+from __future__ import annotations
+
+import base64
+import pickle
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from benchmarks.attention_drawn import Subject, Words, assembled
+from benchmarks.attention_drawn import main as of_subject
+from tinygpu.codegen.run.validation import Output, trial
+from tinygpu.codegen.runtime.function import Function
+from tinygpu.devices.device import load_device
+from tinygpu.errors import TinyGpuError
+from tinygpu.legality.concurrency.judge import verdict
+from tinygpu.machines import MACHINES
+from tinygpu.meaning.inputs import drawn_ends
+from tinygpu.meaning.tolerance import narrowing, roundoff
+from tinygpu.space.space import Space
+from tinygpu.term.operation import Problem, grouped_matmul
+from tinygpu.term.schedule import Schedule
+
+__all__ = ["drawn", "main", "problem", "words_of"]
+
+KINDS: Mapping[str, Mapping[str, Any]] = {
+    "bf16": {"dtype": "bf16"},
+    "bf16 nn": {"dtype": "bf16", "layout": "nn"},
+    "bias silu": {"dtype": "bf16", "bias": True, "activation": "silu"},
+    "f16 to f32": {"dtype": "f16", "output": "f32"},
+    "e4m3": {"dtype": "e4m3"},
+}
+_TRIES, _DEVICE = 40, "h100"
+
+
+def words_of(number: int, rng: np.random.Generator) -> dict[str, Any]:
+    """Return what a problem is made of: kind, sizes and ends.
+
+    >>> words_of(1, np.random.default_rng(0))["kind"]
+    'bf16 nn'
+    """
+    kind = [*KINDS][number % len(KINDS)]
+    sizes = {
+        "g": int(rng.integers(1, 40)), "m": int(rng.integers(1, 3000)),
+        "n": 16 * int(rng.integers(1, 80)), "k": 16 * int(rng.integers(1, 60)),
+    }  # fmt: skip
+    groups = grouped_matmul().groups
+    assert groups is not None
+    ends = drawn_ends(groups, sizes, rng.standard_normal(sizes["g"]))
+    return {"kind": kind, "sizes": {**sizes, "ends": ends.tolist()}}
+
+
+def problem(words: Words) -> Problem:
+    """Return the problem of such words."""
+    return Problem.of(grouped_matmul(**KINDS[words["kind"]]), **words["sizes"])
+
+
+def drawn(number: int, count: int, seed: int) -> dict[str, Any]:
+    """Return ``count`` legal schedules of a problem, as data."""
+    rng = np.random.default_rng([seed, number])
+    machine, device = MACHINES["hopper"], load_device(_DEVICE)
+    for _ in range(_TRIES):
+        words = words_of(number, rng)
+        of = problem(words)
+        space = Space(machine, of, device)
+        if space.count() < count:
+            continue
+        found = [(s, verdict(s.program(machine, of.operation))) for s in space.sample(rng, count)]
+        return {
+            "number": number, "words": words,
+            "schedules": [dict(s.decisions) for s, v in found if v.legal],
+            "unproved": [[dict(s.decisions), str(v)] for s, v in found if not v.legal],
+        }  # fmt: skip
+    raise TinyGpuError(f"grouped, problem {number}: no sizes have {count} legal schedules")
+
+
+def built(words: Words, decisions: Mapping[str, Any]) -> tuple[str, str]:
+    """Return a schedule's code with its roundoffs, packed, or nothing and why it is refused."""
+    machine, of = MACHINES["hopper"], problem(words)
+    try:
+        program = Schedule.of(machine, decisions).program(machine, of.operation)
+        packed = pickle.dumps((assembled(program, of), roundoff(program), narrowing(program)))
+        return base64.b64encode(packed).decode(), ""
+    except TinyGpuError as error:
+        return "", str(error)
+
+
+def ratio(packed: str, words: Words) -> float:
+    """Return the largest error over what is allowed, of random inputs; infinity for a NaN."""
+    code, unit, narrow = pickle.loads(base64.b64decode(packed))
+    of = problem(words)
+    data, output = trial(of, words["sizes"]["m"]), Output(of)
+    function = Function(*pickle.loads(base64.b64decode(code)))
+    function(*data.inputs, out=output.array, **data.scalars)
+    return data.worst(output, unit, narrow)
+
+
+main = partial(of_subject, subject=Subject("grouped", "kind", drawn, built, ratio))
+
+
+if __name__ == "__main__":
+    main()
