@@ -25,7 +25,6 @@ from tinygpu.term.operation import (
     Problem,
     attention,
     elementwise,
-    matmul,
     reduce,
 )
 
@@ -70,11 +69,11 @@ def operation_of(text: str) -> Operation:
     """
     name, dtype, *words = text.split(" ")
     match name:
-        case "matmul":
+        case "matmul" | "grouped":
             output, layout, *more = words
             flags: dict[str, Any] = {w: True for w in more if w not in ACTIVATIONS}
             activation = "".join(w for w in more if w in ACTIVATIONS)
-            return matmul(dtype, output, layout, activation=activation, **flags)
+            return OPERATIONS[name](dtype, output, layout, activation=activation, **flags)
         case "elementwise":
             return elementwise(" ".join(words), dtype=dtype)
         case "attention":
@@ -116,8 +115,13 @@ def types_of(machine: Machine) -> list[tuple[str, str]]:
     return pairs or [(t, t) for t in machine.dtypes] + [("f16", "f32"), ("bf16", "f32")]
 
 
-def random_operation(machine: str, number: int, rng: np.random.Generator) -> str:
-    """Return an operation that the machine can do: types and layout follow from a number."""
+def random_operation(
+    machine: str, number: int, rng: np.random.Generator, *, grouped: bool = False
+) -> str:
+    """Return an operation that the machine can do: types and layout follow from a number.
+
+    A machine of matmuls is asked for one with or without groups.
+    """
     it = MACHINES[machine]
     if it.operations == ("elementwise",):
         turn, which = divmod(number, len(EXPRESSIONS))
@@ -129,10 +133,12 @@ def random_operation(machine: str, number: int, rng: np.random.Generator) -> str
         turn, which = divmod(number, len(ends))
         return ends[which].format(it.dtypes[turn % len(it.dtypes)])
     pairs = types_of(it)
-    turn, which = divmod(number, len(LAYOUTS))
-    plain = ["matmul", *pairs[turn % len(pairs)], LAYOUTS[which]]
+    name, layouts = ("grouped", ("nt", "nn")) if grouped else ("matmul", LAYOUTS)
+    options = ("bias",) if grouped else ("scaled", "bias", "batched")
+    turn, which = divmod(number, len(layouts))
+    plain = [name, *pairs[turn % len(pairs)], layouts[which]]
     while True:
-        words = [word for word in ("scaled", "bias", "batched") if rng.random() < 0.3]
+        words = [word for word in options if rng.random() < 0.3]
         words += [one(rng, tuple(ACTIVATIONS))] if rng.random() < 0.4 else []
         try:
             it.check(operation_of(" ".join([*plain, *words])))
@@ -142,13 +148,17 @@ def random_operation(machine: str, number: int, rng: np.random.Generator) -> str
 
 
 def random_sizes(operation: Operation, rng: np.random.Generator, *, long: bool) -> dict[str, int]:
-    """Draw sizes: even, ragged or of a few elements; what is contiguous is often whole 16 B."""
-    sizes = {}
+    """Draw sizes: even, ragged or of a few elements; what is contiguous is often whole 16 B.
+
+    Of groups there are a few, as of a batch's matmuls.
+    """
+    sizes, arrays = {}, (*operation.inputs, *operation.outputs)
+    few = {"l", operation.groups.axis} if operation.groups else {"l"}
     for axis in operation.axes:
         most = (8192 if long else 1024) << (8 if len(operation.axes) == 1 else 0)
-        steps = [16 // DTYPES[o.dtype].bytes for o in operation.operands if o.axes[-1] == axis]
+        steps = [16 // DTYPES[o.dtype].bytes for o in arrays if o.axes[-1] == axis]
         whole = max(steps, default=1) if rng.random() < 0.8 else 1
-        step = one(rng, (whole, whole, 64, 256)) if axis != "l" else 1
-        drawn = int(np.exp(rng.uniform(0.0, np.log(4 if axis == "l" else most))))
+        step = one(rng, (whole, whole, 64, 256)) if axis not in few else 1
+        drawn = int(np.exp(rng.uniform(0.0, np.log(4 if axis in few else most))))
         sizes[axis] = max(1, drawn // step) * step
     return sizes

@@ -72,12 +72,14 @@ EACH: Mapping[str, int] = {
     "ptx": 2, "times": 4, "counts": 1, "nodes": 1, "meanings": 2, "texts": 4,
 }  # fmt: skip
 """How many schedules, or spaces, there are of a problem and a structure."""
+GROUPED = 3
+"""Of how many of a machine's problems the matmuls are grouped, if it does those."""
 TRIES = 24
 """How many structures are drawn for an operation before the next one is taken."""
 COUNTS: Mapping[str, Mapping[str, int]] = {
-    "ptx": {"simt": 100, "ampere": 80, "hopper": 90, "blackwell": 70, "elementwise": 30,
+    "ptx": {"simt": 100, "ampere": 80, "hopper": 96, "blackwell": 70, "elementwise": 30,
             "rows": 30, "attention": 10, "ampere_attention": 6},
-    "times": {"simt": 500, "ampere": 400, "hopper": 480, "blackwell": 420, "elementwise": 80,
+    "times": {"simt": 500, "ampere": 400, "hopper": 492, "blackwell": 420, "elementwise": 80,
               "rows": 120, "attention": 24, "ampere_attention": 12},
     "counts": {"simt": 40, "ampere": 24, "hopper": 60, "blackwell": 40, "elementwise": 20,
                "rows": 30, "attention": 14},
@@ -303,9 +305,11 @@ def drawn(part: str, record: Record) -> Iterator[Lot]:
                 yield lot
                 known.add(lot.name)
                 left -= len(lot.keys)
+        more = GROUPED if "grouped" in MACHINES[name].operations else 0
         while left:
+            grouped = sum(" | grouped " in o for o in known if o.startswith(f"{name} ")) < more
             for _ in range(TRIES):
-                new = _lot(part, name, number, min(EACH[part], left), rng)
+                new = _lot(part, name, number, min(EACH[part], left), rng, grouped=grouped)
                 if new and new.name not in known:
                     yield new
                     known.add(new.name)
@@ -314,11 +318,13 @@ def drawn(part: str, record: Record) -> Iterator[Lot]:
             number += 1
 
 
-def _lot(part: str, name: str, number: int, count: int, rng: np.random.Generator) -> Lot | None:
+def _lot(
+    part: str, name: str, number: int, count: int, rng: np.random.Generator, *, grouped: bool
+) -> Lot | None:
     """Draw a problem, a structure and what is recorded of it; None if there is nothing."""
     machine = MACHINES[name]
     device = device_of(machine, number)
-    text = random_operation(name, number, rng)
+    text = random_operation(name, number, rng, grouped=grouped)
     operation = operation_of(text)
     long = part in ("times", "counts", "nodes")
     problem = Problem.of(operation, **random_sizes(operation, rng, long=long))

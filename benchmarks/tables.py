@@ -35,7 +35,7 @@ __all__ = ["PAGES", "TABLES", "main", "renewed"]
 ROOT = Path(__file__).parent.parent
 _NAMES = (
     "README.md", "docs/results.md", "docs/measuring.md", "docs/model-concurrency.md",
-    "docs/attention.md",
+    "docs/attention.md", "docs/grouped.md",
 )  # fmt: skip
 PAGES = tuple(ROOT / page for page in _NAMES)
 """The pages that have such tables."""
@@ -820,7 +820,7 @@ def _grouped() -> str:
         for row in sorted(kept, key=lambda row: (row["g"], row["m"], row["routing"]))
     ]  # fmt: skip
     mean = statistics.geometric_mean(row["ratio"] for row in kept)
-    torch = statistics.geometric_mean(row["peers"]["torch_grouped"] / row["seconds"] for row in kept)
+    torch = statistics.geometric_mean(r["peers"]["torch_grouped"] / r["seconds"] for r in kept)
     told = _run_of_attention("grouped", tree, kept)
     means = f"Geometric mean of the best: {mean:.3f}; of `torch._grouped_mm`: {torch:.3f}."
     return f"{_markdown(columns, rows)}\n\n{means} {told}"

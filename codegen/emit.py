@@ -31,7 +31,7 @@ from itertools import groupby
 from typing import Any, assert_never
 
 from tinygpu.codegen.kernel.kernel import PTX_VERSION, KernelCode, Rule, integer_values, signature
-from tinygpu.codegen.kernel.lookups import Walk
+from tinygpu.codegen.kernel.lookups import GroupWalk
 from tinygpu.codegen.kernel.loops import (
     by_threads,
     instances,
@@ -158,7 +158,7 @@ class Emitter(KernelCode):
     def text_of(self, arch: str) -> str:
         """Return the whole module."""
         program, text, self.arch = self.program, self.text, arch
-        self.walks: dict[tuple[str, int], Walk] = {}
+        self.walks: dict[tuple[str, int], GroupWalk] = {}
         if program.takes_tiles:
             self._roles()
             directives = [f".reqntid {program.threads}, 1, 1"]
@@ -735,7 +735,7 @@ class Emitter(KernelCode):
         self.text.emit(f"mov.u32 {found}, {register}")
         return found
 
-    def _walk(self, name: str, array: Expression, block: int | None = None) -> Walk:
+    def _walk(self, name: str, array: Expression, block: int | None = None) -> GroupWalk:
         """Return the walk that has gone to the group that a tile value is."""
         match self.program.tile_values.get(name):
             case Apply("slot_group", (same, _, Constant(own), _)) if same == array:
@@ -750,7 +750,7 @@ class Emitter(KernelCode):
             match node:
                 case Apply("slot_group", (array, count, Constant(block), _)):
                     number = self._computed(count)
-                    self.walks[str(array), int(block)] = Walk(
+                    self.walks[str(array), int(block)] = GroupWalk(
                         self.text, str(array), number, int(block)
                     )
 

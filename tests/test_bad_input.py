@@ -330,7 +330,7 @@ COMMANDS = {
     f"{ASK} stages>'2'": "compare an integer with an integer",
     f"{ASK} m/0>2": "not of the language",
     f"{ASK} stagez>2": "did you mean stages?",
-    "ask nothing stages>2": "known are matmul, elementwise",
+    "ask nothing stages>2": "known are matmul, grouped, elementwise",
     f"{PROVE} smem_bytes<=": "invalid syntax",
     f"{PROVE} smem_bytes<=2 --fix stages=0": "no value 0; known are 2",
     f"{PROVE} lambda:3": "not of the language",

@@ -337,6 +337,34 @@ def test_a_launch_takes_ends_of_i32() -> None:
         check_arguments(contract, views)
 
 
+@pytest.mark.parametrize("expression", [
+    value("ends"), value("ends") + apply("element", value("ends"), 1),
+    apply("element", value("br"), value(GROUP)), apply("element", value("m"), value("ends")),
+], ids=str)  # fmt: skip
+def test_a_lookup_reads_an_array_and_nothing_else_does(expression: Any) -> None:
+    with pytest.raises(ProgramError, match="looks up elements of an array of integers"):
+        _valued(END, lambda _: expression)(term("direct"))
+
+
+def test_no_parameter_looks_up_elements() -> None:
+    for looked, said in ((value("m"), "reads m"), (value("ends"), "names 'ends'")):
+        more = (("more", apply("element", looked, 1)),)
+        with pytest.raises(ProgramError, match=f"parameter more.* {said}"):
+            replace(term("direct"), parameters=(*term("direct").parameters, *more))
+
+
+@pytest.mark.parametrize("name", ["nobody", "m", "br", "ends", "ld_c"])
+def test_a_guard_names_a_tile_value(name: str) -> None:
+    def of(s: Statement) -> Statement:
+        if not isinstance(s, Do) or END not in s.write.guard:
+            return s
+        guard = tuple(name if g == END else g for g in s.write.guard)
+        return replace(s, write=replace(s.write, guard=guard))
+
+    with pytest.raises(ProgramError, match=f"below '{name}', no tile value here"):
+        _edited(term("direct"), of)
+
+
 def test_another_index_of_a_lookup_has_no_code() -> None:
     program = _valued(END, lambda _: apply("element", value("ends"), value("br")))(term("direct"))
     with pytest.raises(ProgramError, match="no code"):

@@ -99,14 +99,14 @@ WORDS = {"fma", "alu", "mufu", "cvt", "mov", "mbarrier"}
 """Instructions whose names are words of units, operators and completions, too."""
 
 WALK_LINES = {
-    "meaning": 5575,
-    "legality": 7807,
-    "time": 4850,
-    "tinygpu.codegen.emit kernel rules": 4073,
+    "meaning": 5621,
+    "legality": 7858,
+    "time": 4935,
+    "tinygpu.codegen.emit kernel rules": 4186,
 }
 """The most lines of a walk."""
 
-LINES = 64530
+LINES = 65402
 """The most lines of the three folders together; without the emulator they are to be 40,000."""
 
 

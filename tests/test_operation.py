@@ -37,6 +37,7 @@ from tinygpu.term.operation import (
     Operation,
     Problem,
     Reduction,
+    grouped_matmul,
     matmul,
     rmsnorm,
     softmax,
@@ -300,6 +301,12 @@ def made(text: str, end: str = "acc", over: tuple[str, ...] = ("j",), **more: An
         (lambda: made("where(index(z) < 1, x, 0)"), "expression names 'index(z)'"),
         (lambda: Reduction("r", "add", value("x"), ()), "r: it is over no axis"),
         (lambda: Reduction("r", "mean", value("x"), ("j",)), "r: mean; known are add, max"),
+        (lambda: made("x * element(x, 1)"), "element(x, 1.0): a lookup; only tile values"),
+        (lambda: made("x", "acc + slots_before(x, 1, 2)"), "slots_before(x, 1.0, 2.0): a lookup"),
+        (lambda: matmul("i32", "f32"), "a[m,k] i32: only groups' ends are integers; known are f64"),
+        (lambda: replace(made("x"), output=replace(Y, dtype="i32")), "y[i] i32: only groups' ends"),
+        (lambda: Problem.of(grouped_matmul(), g=2, m=4, n=4, k=4, ends=4), "ends: 4 is of type"),
+        (lambda: Problem.of(grouped_matmul(), g=2, m=4, n=4, k=4, ends=None), "ends: None is of"),
     ],
 )  # fmt: skip
 def test_what_is_no_operation(wrong: Any, said: str) -> None:

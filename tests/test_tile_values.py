@@ -462,6 +462,10 @@ REFUSED: dict[str, tuple[Callable[[], Program], str]] = {
     "unknown": (faulty(trips=value("bx")), "tile value trips names 'bx'"),
     "size's name": (faulty(m=value("br"), trips=value("br")), "has the name of a size"),
     "digit's name": (faulty(br=value("k"), trips=value("k")), "has the name of a size"),
+    "element of a size": (
+        faulty(trips=apply("element", value("k"), value("br"))),
+        "trips = element(k, br) reads k; a tile value looks up elements of an array of integers",
+    ),
     "later one": (faulty(trips=value("more"), more=value("k")), "tile value trips names 'more'"),
     "roles disagree": (
         lambda: blocks(LOWER, consumers=ALL),

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from tinygpu.codegen.kernel.ptx import Scalar, Text
 
-__all__ = ["Walk"]
+__all__ = ["GroupWalk"]
 
 
-class Walk:
+class GroupWalk:
     """Where a thread is among the groups: registers of a group, its rows, and its first slot.
 
     ``group`` has the rows from ``begin`` to ``end``, and the slots from ``before`` on.
@@ -48,7 +48,8 @@ class Walk:
             text.emit(f"ld.global.u32 {self.end}, [{place}]")
             text.emit(f"bra {again}")
             text.mark(back)
-            text.emit(f"setp.lt.u32 {more}, {slot}, {self.before}")
+            text.emit(f"setp.gt.u32 {more}, {self.group}, 0")  # always, where ends ascend
+            text.emit(f"setp.lt.and.u32 {more}, {slot}, {self.before}, {more}")
             text.emit(f"@!{more} bra {there}")
             text.mark(onward)
             text.emit(f"sub.u32 {self.group}, {self.group}, 1")
@@ -59,7 +60,8 @@ class Walk:
             text.emit(f"@{more} ld.global.u32 {self.begin}, [{place}+-4]")
             self._slots(after, fewer=True)
             text.emit(f"mov.u32 {self.before}, {after}")
-            text.emit(f"setp.lt.u32 {more}, {slot}, {self.before}")
+            text.emit(f"setp.gt.u32 {more}, {self.group}, 0")
+            text.emit(f"setp.lt.and.u32 {more}, {slot}, {self.before}, {more}")
             text.emit(f"@{more} bra {onward}")
             text.mark(there)
 

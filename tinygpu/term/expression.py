@@ -71,6 +71,7 @@ __all__ = [
     "apply",
     "bounds",
     "comparisons",
+    "lookups",
     "parse",
     "value",
 ]

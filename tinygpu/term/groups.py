@@ -56,6 +56,7 @@ def slot_values(groups: Groups, slot: str, block: Any) -> dict[str, Expression]:
     group = apply("slot_group", value(groups.ends), value(groups.axis), block, value(slot))
     own = value(GROUP)
     begin, end = (apply("element", value(groups.ends), i) for i in (own - 1, own))
+    end = apply("min", end, value(groups.rows))  # so that wrong ends store nothing outside
     before = apply("slots_before", value(groups.ends), block, own)
     first = begin + apply("max", value(slot) - before, 0) * block  # never below: bounds see it
     return {GROUP: group, END: end, FIRST: apply("min", first, value(END))}

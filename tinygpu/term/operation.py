@@ -36,7 +36,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import combinations, product
@@ -48,7 +48,7 @@ from numpy.typing import NDArray
 
 from tinygpu.errors import OperationError, nearest, require_kind, require_names
 from tinygpu.isa.algebra import FLOATS, Algebra
-from tinygpu.isa.memory import ARRAY_DTYPES
+from tinygpu.isa.memory import ARRAY_DTYPES, DTYPES
 from tinygpu.term.expression import (
     INTEGERS,
     Apply,
@@ -57,6 +57,7 @@ from tinygpu.term.expression import (
     Index,
     apply,
     comparisons,
+    lookups,
     parse,
     value,
 )
@@ -97,8 +98,7 @@ class Operand:
         require_kind(f"operand {self.name}: dtype", self.dtype, str, OperationError)
         if self.dtype not in ARRAY_DTYPES:
             raise OperationError(
-                f"operand {self.name}: unknown dtype {self.dtype!r}; known are "
-                f"{', '.join(ARRAY_DTYPES)}"
+                f"operand {self.name}: unknown dtype {self.dtype!r}; known are {', '.join(DTYPES)}"
             )
 
     def __str__(self) -> str:
@@ -282,6 +282,8 @@ class Operation:
                         f"expression names {read!r}, which is no input, scalar, axis or reduction "
                         f"before it; known are {', '.join(sorted(known))}"
                     )
+            for looked in lookups(expression):
+                raise self._error(f"{looked}: a lookup; only tile values of a term are some")
             for compared in comparisons(expression):
                 if strange := [n for n in compared.names() if n in known and n not in self.axes]:
                     raise self._error(
@@ -315,6 +317,10 @@ class Operation:
         for output, epilogue in self.results:
             require_kind(f"{what}: output", output, Operand, OperationError)
             require_kind(f"{what}: epilogue", epilogue, Expression, OperationError)
+        for operand in (*self.inputs, *self.outputs):
+            if operand.dtype not in DTYPES:
+                raise OperationError(f"{what}: {operand}: only groups' ends are integers; "
+                                     f"{nearest(operand.dtype, DTYPES)}")  # fmt: skip
         if not self.name.strip() or not self.name.isprintable():
             raise OperationError(f"operation {self.name!r}: give it a name that can be printed")
         if not self.inputs:
@@ -782,11 +788,11 @@ class Problem:
         """
         require_kind("problem: operation", operation, Operation, OperationError)
         order = {a: i for i, a in enumerate(operation.axes)}
-        ends = tuple(sizes.pop(operation.groups.ends, ())) if operation.groups else ()
+        ends: Any = sizes.pop(operation.groups.ends, ()) if operation.groups else ()
         return Problem(
             operation,
             tuple(sorted(sizes.items(), key=lambda item: order.get(item[0], len(order)))),
-            ends,
+            tuple(ends) if isinstance(ends, Iterable) else ends,
         )
 
 
@@ -858,7 +864,7 @@ def grouped_matmul(
     each group's own; then the ``activation``.  Raises OperationError as ``matmul`` does.
 
     >>> print(grouped_matmul())
-    grouped: c[m,n] bf16 = acc: sum over k of (a[m,k] bf16 * b[g,n,k] bf16), g by ends of m
+    grouped: c[m,n] bf16 = sum over k of (a[m,k] bf16 * b[g,n,k] bf16), g by ends of m
     """
     plain = matmul(dtype, output, layout, bias=bias, activation=activation)
     if layout[0] != "n":

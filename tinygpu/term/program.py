@@ -51,7 +51,7 @@ from tinygpu.term.access_map import (
     span,
     var,
 )
-from tinygpu.term.expression import TAKES, Expression, alike, bounds
+from tinygpu.term.expression import TAKES, Expression, Value, alike, bounds, lookups
 from tinygpu.term.operation import LARGEST_SIZE, Operation
 from tinygpu.term.statement import (
     Arrive,
@@ -323,6 +323,7 @@ class Program:
         value.  A loop may be called as a size, but then the size has no name inside it.
         """
         known, operands = {*self.operation.axes}, {o.name for o in self.operation.operands}
+        arrays = {o.name for o in self.operation.indices}
 
         def need(what: object, names: Iterable[object], among: Collection[str]) -> None:
             for name in names:
@@ -342,6 +343,16 @@ class Program:
                     raise ProgramError(
                         f"program {self.name}: {what} names {name!r}, here a loop's or the grid's "
                         "variable; a bound is an int, a size or a parameter: rename the loop"
+                    )
+
+        def look(what: str, expression: Expression, among: Collection[str]) -> None:
+            read = [str(node.arguments[0]) for node in lookups(expression)]
+            named = [n.name for n in expression.nodes() if isinstance(n, Value)]
+            for name in (*read, *(n for n in named if n in arrays)):
+                if name not in among or named.count(name) > read.count(name):
+                    raise ProgramError(
+                        f"program {self.name}: {what} = {expression} reads {name}; a tile value "
+                        "looks up elements of an array of integers, and nothing else does"
                     )
 
         def bind(names: tuple[str, ...], variables: frozenset[str]) -> frozenset[str]:
@@ -383,6 +394,12 @@ class Program:
                         if isinstance(read, Scalar):
                             among = known if read.size else self.operation.scalars
                             need(statement, (read.name,), among)
+                for name in (g for a in statement.accesses for g in a.guard if isinstance(g, str)):
+                    if name not in values:
+                        raise ProgramError(
+                            f"program {self.name}: {statement} is asked whether it is below "
+                            f"{name!r}, no tile value here; give a tile value, True or False"
+                        )
                 if numbers := statement.numbers:
                     number(statement, numbers, variables, values)
                 if isinstance(statement, Do):
@@ -399,15 +416,17 @@ class Program:
                             f"program {self.name}: tile value {name} has the name of a size, a "
                             "parameter, a variable or another value; give it its own"
                         )
-                given = known | grid | {o.name for o in self.operation.indices}
+                given = known | grid | arrays
                 for name, expression in statement.values:
                     need(f"tile value {name}", expression.names(), given)
+                    look(f"tile value {name}", expression, arrays)
                     given = given | {name}
                 own = dict.fromkeys(statement.defines, statement.binds)
                 resolve(statement.body, inside | grid, {**values, **own})
 
         for name, expression in self.parameters:
             need(f"parameter {name}", expression.names(), known)
+            look(f"parameter {name}", expression, ())
             self._identifier(name)
             if name in known:
                 raise ProgramError(f"program {self.name}: two parameters or sizes are {name}")
@@ -421,6 +440,7 @@ class Program:
         parameters = {name for name, _ in self.parameters}
         for axis in self.grid:
             need(f"grid axis {axis.var}", axis.extent.names(), known)
+            look(f"grid axis {axis.var}", axis.extent, ())
         for buffer in self.buffers:
             need(f"buffer {buffer.name}", (*buffer.shape, *buffer.stride), known)
             if buffer.level == "gmem":
