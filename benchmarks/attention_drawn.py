@@ -49,7 +49,7 @@ from tinygpu.term.operation import Problem, attention
 from tinygpu.term.program import Program
 from tinygpu.term.schedule import Schedule
 
-__all__ = ["EACH", "Subject", "assembled", "built", "drawn", "main", "problem", "ratio",
+__all__ = ["Subject", "assembled", "built", "drawn", "main", "problem", "ratio",
            "words_of"]  # fmt: skip
 
 COUNT, EACH, SEED = 500, 10, 2911
@@ -92,14 +92,32 @@ def problem(words: Words) -> Problem:
     return Problem.of(attention(words["dtype"], mask=words["mask"]), **words["sizes"])
 
 
-def drawn(number: int, count: int, seed: int) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What is drawn: of which machine, on which device's file, and with what fixed in turn.
+
+    ``kind`` is the word by which what is right is counted.
+    """
+
+    name: str
+    machine: str
+    device: str
+    kind: str
+    words_of: Callable[[int, np.random.Generator], dict[str, Any]]
+    problem: Callable[[Words], Problem]
+    built: Callable[[Words, Mapping[str, Any]], tuple[str, str]]
+    ratio: Callable[[str, Words], float]
+    fixed: tuple[Mapping[str, Any], ...] = ({},)
+
+
+def drawn(number: int, count: int, seed: int, subject: Subject) -> dict[str, Any]:
     """Return ``count`` legal schedules of a problem, as data."""
     rng = np.random.default_rng([seed, number])
-    machine, device = MACHINES["attention"], load_device(_DEVICE)
+    machine, device = MACHINES[subject.machine], load_device(subject.device)
     for _ in range(_TRIES):
-        words = words_of(number, rng)
-        of = problem(words)
-        space = Space(machine, of, device, fixed=FIXED[number % len(FIXED)])
+        words = subject.words_of(number, rng)
+        of = subject.problem(words)
+        space = Space(machine, of, device, fixed=subject.fixed[number % len(subject.fixed)])
         if space.count() < count:
             continue
         found = [(s, verdict(s.program(machine, of.operation))) for s in space.sample(rng, count)]
@@ -108,7 +126,7 @@ def drawn(number: int, count: int, seed: int) -> dict[str, Any]:
             "schedules": [dict(s.decisions) for s, v in found if v.legal],
             "unproved": [[dict(s.decisions), str(v)] for s, v in found if not v.legal],
         }  # fmt: skip
-    raise TinyGpuError(f"attention, problem {number}: no sizes have {count} legal schedules")
+    raise TinyGpuError(f"{subject.name}, problem {number}: no sizes have {count} legal schedules")
 
 
 def built(words: Words, decisions: Mapping[str, Any]) -> tuple[str, str]:
@@ -159,24 +177,15 @@ def ratio(packed: str, words: Words) -> float:
     return math.inf if bool(off.isnan().any()) else float(off.max())
 
 
-@dataclass(frozen=True, slots=True)
-class Subject:
-    """What is drawn: ``kind`` is the word by which what is right is counted."""
-
-    name: str
-    kind: str
-    drawn: Callable[[int, int, int], dict[str, Any]]
-    built: Callable[[Words, Mapping[str, Any]], tuple[str, str]]
-    ratio: Callable[[str, Words], float]
-
-
-ATTENTION = Subject("attention", "mask", drawn, built, ratio)
+ATTENTION = Subject(
+    "attention", "attention", _DEVICE, "mask", words_of, problem, built, ratio, FIXED
+)  # fmt: skip
 
 
 def draw(path: Path, count: int, subject: Subject) -> None:
     """Draw and write, a problem a line."""
-    each = [(n, EACH, SEED) for n in range(-(-count // EACH))]
-    cases = list(each_done(subject.drawn, each, os.cpu_count() or 1, f"draw {len(each)} problems"))
+    each = [(n, EACH, SEED, subject) for n in range(-(-count // EACH))]
+    cases = list(each_done(drawn, each, os.cpu_count() or 1, f"draw {len(each)} problems"))
     cases.sort(key=lambda c: c["number"])
     lines = [json.dumps(case, separators=(",", ":")) for case in cases]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")

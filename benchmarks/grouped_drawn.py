@@ -22,17 +22,14 @@ from benchmarks.attention_drawn import Subject, Words, assembled
 from benchmarks.attention_drawn import main as of_subject
 from tinygpu.codegen.run.validation import Output, trial
 from tinygpu.codegen.runtime.function import Function
-from tinygpu.devices.device import load_device
 from tinygpu.errors import TinyGpuError
-from tinygpu.legality.concurrency.judge import verdict
 from tinygpu.machines import MACHINES
 from tinygpu.meaning.inputs import drawn_ends
 from tinygpu.meaning.tolerance import narrowing, roundoff
-from tinygpu.space.space import Space
 from tinygpu.term.operation import Problem, grouped_matmul
 from tinygpu.term.schedule import Schedule
 
-__all__ = ["drawn", "main", "problem", "words_of"]
+__all__ = ["main", "problem", "words_of"]
 
 KINDS: Mapping[str, Mapping[str, Any]] = {
     "bf16": {"dtype": "bf16"},
@@ -41,7 +38,6 @@ KINDS: Mapping[str, Mapping[str, Any]] = {
     "f16 to f32": {"dtype": "f16", "output": "f32"},
     "e4m3": {"dtype": "e4m3"},
 }
-_TRIES, _DEVICE = 40, "h100"
 
 
 def words_of(number: int, rng: np.random.Generator) -> dict[str, Any]:
@@ -66,25 +62,6 @@ def problem(words: Words) -> Problem:
     return Problem.of(grouped_matmul(**KINDS[words["kind"]]), **words["sizes"])
 
 
-def drawn(number: int, count: int, seed: int) -> dict[str, Any]:
-    """Return ``count`` legal schedules of a problem, as data."""
-    rng = np.random.default_rng([seed, number])
-    machine, device = MACHINES["hopper"], load_device(_DEVICE)
-    for _ in range(_TRIES):
-        words = words_of(number, rng)
-        of = problem(words)
-        space = Space(machine, of, device)
-        if space.count() < count:
-            continue
-        found = [(s, verdict(s.program(machine, of.operation))) for s in space.sample(rng, count)]
-        return {
-            "number": number, "words": words,
-            "schedules": [dict(s.decisions) for s, v in found if v.legal],
-            "unproved": [[dict(s.decisions), str(v)] for s, v in found if not v.legal],
-        }  # fmt: skip
-    raise TinyGpuError(f"grouped, problem {number}: no sizes have {count} legal schedules")
-
-
 def built(words: Words, decisions: Mapping[str, Any]) -> tuple[str, str]:
     """Return a schedule's code with its roundoffs, packed, or nothing and why it is refused."""
     machine, of = MACHINES["hopper"], problem(words)
@@ -106,7 +83,10 @@ def ratio(packed: str, words: Words) -> float:
     return data.worst(output, unit, narrow)
 
 
-main = partial(of_subject, subject=Subject("grouped", "kind", drawn, built, ratio))
+main = partial(
+    of_subject,
+    subject=Subject("grouped", "hopper", "h100", "kind", words_of, problem, built, ratio),
+)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ class GroupWalk:
         """Go to the group of a slot: forward while it ends before, or back to one that has it."""
         text, last, more = self._text, self._last, self._text.register("pred")
         there, again = text.label("group"), text.label("next_group")
-        back, onward = text.label("back"), text.label("group_before")
+        back = text.label("group_before")
         after, place = text.register("u32"), text.register("u64")
         with text.scope():
             text.mark(again)
@@ -51,7 +51,6 @@ class GroupWalk:
             text.emit(f"setp.gt.u32 {more}, {self.group}, 0")  # always, where ends ascend
             text.emit(f"setp.lt.and.u32 {more}, {slot}, {self.before}, {more}")
             text.emit(f"@!{more} bra {there}")
-            text.mark(onward)
             text.emit(f"sub.u32 {self.group}, {self.group}, 1")
             text.emit(f"mov.u32 {self.end}, {self.begin}")
             text.emit(f"mov.u32 {self.begin}, 0")
@@ -60,9 +59,7 @@ class GroupWalk:
             text.emit(f"@{more} ld.global.u32 {self.begin}, [{place}+-4]")
             self._slots(after, fewer=True)
             text.emit(f"mov.u32 {self.before}, {after}")
-            text.emit(f"setp.gt.u32 {more}, {self.group}, 0")
-            text.emit(f"setp.lt.and.u32 {more}, {slot}, {self.before}, {more}")
-            text.emit(f"@{more} bra {onward}")
+            text.emit(f"bra {back}")
             text.mark(there)
 
     def _slots(self, into: str, *, fewer: bool = False) -> None:
@@ -71,6 +68,4 @@ class GroupWalk:
         text.emit(f"sub.u32 {into}, {self.end}, {self.begin}")
         text.emit(f"add.u32 {into}, {into}, {block - 1}")
         text.emit(f"div.u32 {into}, {into}, {block}")
-        how = f"sub.u32 {into}, {self.before}, {into}" if fewer else (
-            f"add.u32 {into}, {self.before}, {into}")  # fmt: skip
-        text.emit(how)
+        text.emit(f"{'sub' if fewer else 'add'}.u32 {into}, {self.before}, {into}")

@@ -37,7 +37,7 @@ from tinygpu.legality.reach import (
     product,
 )
 from tinygpu.term.expression import Apply, Constant, Value, alike
-from tinygpu.term.groups import END, FIRST, GROUP, WHOLE, cuts_groups, whole_values
+from tinygpu.term.groups import END, FIRST, GROUP, WHOLE, cuts_groups, slots, whole_values
 from tinygpu.term.operation import LARGEST_SIZE
 from tinygpu.term.program import Access, Do, Exit, select
 
@@ -289,14 +289,13 @@ def store_once(context: Context, place: Place) -> Iterator[Clause]:
     if adds:
         yield Clause(context.zeroed, "{} is added to, but not cleared first", (output,))
     rank = len(access.buffer.shape)
-    slots = [s for d in range(rank) if (s := _slot_of(context, place, access, d))]
-    for (slot, block), groups in zip(slots, [context.groups] * len(slots), strict=True):
-        assert groups is not None
-        many = context.sizes[groups.rows] // block + context.sizes[groups.axis]
-        text = "{}: {} slots of {} rows; groups may need {}"
-        yield Clause(context.grid[slot] >= many, text, (output, context.grid[slot], block, many))
-    used = {slot for slot, _ in slots}
-    used |= {name for d in range(rank) for name, _ in origin_of(context, access, d)[1]}
+    used = {name for d in range(rank) for name, _ in origin_of(context, access, d)[1]}
+    for dimension in range(rank):
+        if context.groups and (found := _slot_of(context, place, access, dimension)):
+            (slot, block), text = found, "{}: {} slots of {} rows; groups may need {}"
+            many, there = slots(context.groups, block).evaluate(context.sizes), context.grid[slot]
+            yield Clause(there >= many, text, (output, there, block, many))
+            used |= {slot}
     for tiles in place.tiles:
         copies: Any = 1
         for name, step in tiles.start.terms:
