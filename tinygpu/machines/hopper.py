@@ -220,20 +220,8 @@ class Hopper(Machine):
                     for step in k.loop("kt", trips=tile.trips if grouped else None):
                         k.wait(empty[step - self.stages])
                         k.arrive(full[step], expect=smem_x.stage_bytes + smem_y.stage_bytes)
-                        k.tma(
-                            smem_x[step],
-                            x[at],
-                            signal=full[step],
-                            share="tm by rank_n",
-                            trim=not grouped,
-                        )
-                        k.tma(
-                            smem_y[step],
-                            y[at],
-                            signal=full[step],
-                            share="tn by rank_m",
-                            trim=not grouped,
-                        )
+                        k.tma(smem_x[step], x[at], signal=full[step], share="tm by rank_n")
+                        k.tma(smem_y[step], y[at], signal=full[step], share="tn by rank_m")
             k.sync("cluster")  # nobody leaves while others still send here
 
         with k.role("consumer", warpgroups=1, registers=select(many, select(few, 160, 232), 0),

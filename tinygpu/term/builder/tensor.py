@@ -102,7 +102,8 @@ class TensorInstructions(Arithmetic):
         With ``share`` = "tm by rank_n" each of the CTAs that rank_n counts loads a part of tm, and
         sends it to all of them.  A pattern with tm = (head line) loads the lines of one ``head``, a
         loop's digit.  Of a tile's lines those beyond the array's end are left out (``trim``), if no
-        sum goes over them; else zeros are loaded.  ``by``: another instruction that loads a tile.
+        sum goes over them and no tile value says where they begin; else zeros are loaded.  ``by``:
+        another instruction that loads a tile.
         """
         tile = piece_of(tile)
         array, place = tile.array, self._place(part)
@@ -132,7 +133,9 @@ class TensorInstructions(Arithmetic):
             tuple([step * (axis == d) for d in range(len(moved))])
             for axis, step in ((right, 1), (down, 1), (right, slab))
         )
-        guard, trimmed = (True,) * len(moved), trim and written
+        lies = self._digits.expanded(part.equations, part.array.axes[down])
+        begins = any(self._digits.by(digit) == "a tile value" for digit in lies)
+        guard, trimmed = (True,) * len(moved), trim and written and not begins
         there = replace(access, value=steps, origin=tuple(moved), guard=guard, trimmed=trimmed)
         to = (here + part_of_tile, Affine(), Affine())
         if shared == wide:
