@@ -43,11 +43,10 @@ from tinygpu.term.groups import (
     END,
     FIRST,
     GROUP,
-    SHORT,
     WHOLE,
     slot_values,
     slots,
-    whole_values,
+    whole_value,
 )
 from tinygpu.term.operation import Groups, Operation, Problem, grouped_matmul, matmul
 from tinygpu.term.program import Do, ForTile, Program, Statement, When, changed
@@ -94,7 +93,7 @@ def test_each_row_is_in_one_slot(drawn: tuple[int, tuple[int, ...], int]) -> Non
     rows, ends, block = drawn
     sizes = {"g": len(ends), "m": rows}
     met = np.zeros(rows, np.int64)
-    every = {**slot_values(OF, "bs", block), **whole_values(block)}
+    every = {**slot_values(OF, "bs", block), WHOLE: whole_value(block)}
     for slot in range(int(slots(OF, block).evaluate(sizes))):
         known: dict[str, Any] = {**sizes, "ends": ends, "bs": slot}
         for name, expression in every.items():
@@ -104,7 +103,6 @@ def test_each_row_is_in_one_slot(drawn: tuple[int, tuple[int, ...], int]) -> Non
         begin = (0, *ends)[group]
         assert all(begin <= row < ends[group] for row in here)
         assert known[WHOLE] == (len(here) == block)
-        assert known[SHORT] == (0 < len(here) < block)
         met[here.start : max(here.stop, here.start)] += 1
     assert (met == 1).all()
 
@@ -263,7 +261,7 @@ WRONG: Mapping[str, tuple[str, Callable[[Program], Program]]] = {
     "a row less": ("direct", _valued(END, lambda e: apply("max", e - 1, 0))),
     "rows of the next group": ("direct", _unguarded),
     "a slot less": ("direct", _fewer_slots),
-    "nearly whole": ("by tma", _valued(WHOLE, lambda _: whole_values(64)[WHOLE])),
+    "nearly whole": ("by tma", _valued(WHOLE, lambda _: whole_value(64))),
 }
 
 
@@ -294,7 +292,7 @@ def _broken(program: Program, problem: Problem) -> list[str]:
 def test_no_short_slot_is_left_out() -> None:
     program = _edited(
         term("by tma"),
-        lambda s: replace(s, body=()) if isinstance(s, When) and s.above_zero == SHORT else s,
+        lambda s: replace(s, body=()) if isinstance(s, When) and s.at_zero == WHOLE else s,
     )
     assert computes(program).wrong
 
@@ -383,7 +381,6 @@ def test_time_goes_by_the_ends() -> None:
     assert dense_time <= even.seconds < skewed.seconds < 2 * dense_time
     whole = share_of_tiles(program, sizes, WHOLE)
     assert whole == 128 / (128 + 16)
-    assert share_of_tiles(program, sizes, SHORT) == 0
     assert set(steps_of_tiles(program, sizes, "trips").busiest(0, 16)) == {32}
 
 

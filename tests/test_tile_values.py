@@ -30,7 +30,8 @@ from tinygpu.legality.concurrency.erase import erase
 from tinygpu.legality.concurrency.judge import verdict
 from tinygpu.legality.laws import LAWS, check_schedule
 from tinygpu.legality.reach import Case
-from tinygpu.machines.hopper import Hopper
+from tinygpu.machines import MACHINES
+from tinygpu.machines.hopper import STARTS, Hopper
 from tinygpu.meaning.canonical import _Work, canonical_run
 from tinygpu.meaning.cluster import tiles_of
 from tinygpu.meaning.identity import computes, instances
@@ -62,7 +63,7 @@ from tinygpu.term.program import (
     walk,
 )
 from tinygpu.term.schedule import Schedule
-from tinygpu.term.statement import Body
+from tinygpu.term.statement import Arrive, Barrier, Body
 
 SIZES = {"m": 200, "n": 72, "k": 136}
 TALL = {"m": 264, "n": 72, "k": 136}  # more rows than columns: the first tiles have no blocks
@@ -78,6 +79,7 @@ TERMS: dict[str, tuple[Program, Mapping[str, int]]] = {
     "causal, in turn, snake": (replace(blocks(CAUSAL), snake=True), TALL),
 }
 H200 = load_device("h200")
+HOPPER = MACHINES["hopper"]
 
 
 def fields(random: np.random.Generator) -> Callable[[tuple[int, int]], NDArray[Any]]:
@@ -705,3 +707,33 @@ def test_a_timeline_has_each_tile_with_its_steps() -> None:
     line = timeline(blocks({"trips": steps}, turns=False), {"m": 64 * 264, "n": 64, "k": 256}, H200)
     products = [e.iteration for e in line.events if e.row == "tensor cores"]
     assert products == ["tile=0 kt=0", "tile=0 kt=1", "tile=0 kt=2", "tile=1 kt=0"]
+
+
+@pytest.mark.parametrize("negated", [False, True])
+def test_a_guard_by_a_tile_value_is_tried_with_tiles_that_differ(negated: bool) -> None:
+    """A mark that odd tiles set, and odd tiles wait for: right if all tiles are odd, or none is.
+
+    Where an odd tile follows an even one, the producer waits for a mark that nobody sets.
+    """
+    program = Schedule.of(HOPPER, STARTS["persistent"]).program(HOPPER, matmul("bf16"))
+    mark = Barrier("mark", stages=2, arrivals=sum(r.copies for r in program.roles if r.copy))
+
+    def marked(values: tuple[tuple[str, Expression], ...], *asked: Any) -> Program:
+        def of(s: Statement) -> Statement:
+            if not isinstance(s, ForTile):
+                return s
+            if any(isinstance(inner, Arrive) and inner.bytes for inner in each(s.body)):
+                wait = When(*asked, (Wait(mark, var(s.tile) + -1),))
+                return replace(s, body=(wait, *s.body), values=values)
+            arrive = When(*asked, (Elect((Arrive(mark, var(s.tile)),)),))
+            return replace(s, body=(*s.body, arrive), values=values)
+
+        roles = tuple(replace(r, body=changed(r.body, of)) for r in program.roles)
+        return replace(program, roles=roles, barriers=(*program.barriers, mark))
+
+    assert verdict(marked((), Affine(), 1)).legal
+    odd = apply("min", value("bc"), 1)
+    found = verdict(marked((("odd", odd),), *((var("odd"), 1) if negated else (Affine(), "odd"))))
+    assert found.outcome == "illegal"
+    assert found.run is not None
+    assert len({dict(tile)["odd"] for tile in found.run.tiles}) == 2

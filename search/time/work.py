@@ -501,6 +501,9 @@ class _Accountant:
                     if not in_step and when.above_zero in self.program.tile_values:
                         found += _often(nodes, self.share(when.above_zero))
                         continue
+                    if not in_step and when.at_zero in self.program.tile_values:
+                        found += _often(nodes, 1 - self.share(when.at_zero))
+                        continue
                     left = {*index.terms} == {(self.step_var, -1), (self.steps, 1)}
                     guard = Guard(index, bound, nodes, left and not isinstance(bound, str))
                     if not self.of_tiles:

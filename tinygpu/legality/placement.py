@@ -37,7 +37,7 @@ from tinygpu.legality.reach import (
     product,
 )
 from tinygpu.term.expression import Apply, Constant, Value, alike
-from tinygpu.term.groups import END, FIRST, GROUP, WHOLE, cuts_groups, slots, whole_values
+from tinygpu.term.groups import END, FIRST, GROUP, WHOLE, cuts_groups, slots, whole_value
 from tinygpu.term.operation import LARGEST_SIZE
 from tinygpu.term.program import Access, Do, Exit, select
 
@@ -382,7 +382,7 @@ def _slot_of(
     values = {name: one for loop in place.tiles for name, one in loop.values}
     match values.get(GROUP):
         case Apply("slot_group", (_, _, Constant(block), Value(slot))) if slot in context.grid:
-            known = whole_values(block)[WHOLE]
+            known = whole_value(block)
             right = limited or (WHOLE in values and alike(values[WHOLE], known))
             if right and cuts_groups(context.groups, slot, block, values):
                 return slot, block

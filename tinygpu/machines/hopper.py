@@ -18,7 +18,7 @@ from tinygpu.isa.memory import DTYPES, GMEM, L2, REGISTERS, SMEM
 from tinygpu.machines.tiles import ROW_BYTES, ring, tile_requirements
 from tinygpu.term.builder import Held, Kernel
 from tinygpu.term.expression import Expression, apply, value
-from tinygpu.term.groups import END, FIRST, whole_values
+from tinygpu.term.groups import END, FIRST, WHOLE, whole_value
 from tinygpu.term.machine import Choice, Machine, Measured, Requirement, Value, instructions
 from tinygpu.term.operation import ACC, Operation
 from tinygpu.term.program import select
@@ -200,7 +200,7 @@ class Hopper(Machine):
             left = apply("max", value(END) - value(FIRST), 0)
             values["trips"] = steps * apply("min", left, 1)
             if self.epilogue == "tma":  # a block of all its rows; of fewer, threads store them
-                values |= whole_values(lines)
+                values[WHOLE] = whole_value(lines)
         at = "l = bl," * batch + "g = which," * grouped
         at += "".join(f"{axis} = ({digits})," for axis, digits in place.items())
         at += "k = (rank_k kt tk)" if shared_k else "k = (kt tk)"
@@ -271,7 +271,7 @@ class Hopper(Machine):
                     if grouped and self.epilogue == "tma":
                         with k.when(tile.whole >= 1):
                             store.through_shared(added)
-                        with k.when(tile.short >= 1):
+                        with k.when(tile.whole < 1):
                             store.direct(added)
                     else:
                         store.tile(added)

@@ -37,13 +37,13 @@ from typing import Any
 from tinygpu.term.expression import Expression, alike, apply, value
 from tinygpu.term.operation import Groups
 
-__all__ = ["END", "FIRST", "GROUP", "SHORT", "WHOLE", "cuts_groups", "slot_values", "slots",
-           "whole_values"]  # fmt: skip
+__all__ = ["END", "FIRST", "GROUP", "WHOLE", "cuts_groups", "slot_values", "slots",
+           "whole_value"]  # fmt: skip
 
 GROUP, FIRST, END = "which", "first", "end"
 """Tile values: the group of a slot, the first of its rows, and the end of the group's rows."""
-WHOLE, SHORT = "whole", "short"
-"""Tile values: 1 where a slot has all its rows; where it has some and not all; else 0."""
+WHOLE = "whole"
+"""Tile value: 1 where a slot has all its rows, else 0."""
 
 
 def slots(groups: Groups, block: Any) -> Expression:
@@ -62,11 +62,10 @@ def slot_values(groups: Groups, slot: str, block: Any) -> dict[str, Expression]:
     return {GROUP: group, END: end, FIRST: apply("min", first, value(END))}
 
 
-def whole_values(block: Any) -> dict[str, Expression]:
-    """Return the values, after those of ``slot_values``, that tell whole slots from short ones."""
+def whole_value(block: Any) -> Expression:
+    """Return what tells whole slots from others, after the values of ``slot_values``."""
     left = apply("max", value(END) - value(FIRST), 0)
-    whole = apply("min", apply("max", left - (block - 1), 0), 1)
-    return {WHOLE: whole, SHORT: apply("min", left, 1) * (1 - value(WHOLE))}
+    return apply("min", apply("max", left - (block - 1), 0), 1)
 
 
 def cuts_groups(groups: Groups, slot: str, block: Any, values: dict[str, Expression]) -> bool:

@@ -613,6 +613,14 @@ class When(_Answers):
             return self.bound if _is_zero(self.index.constant) else None
         return None
 
+    @property
+    def at_zero(self) -> str | None:
+        """The name of what it asks to be 0, of what is never below, if it asks that."""
+        match self.index:
+            case Affine(0, ((str(name), 1),)) if isinstance(self.bound, int) and self.bound == 1:
+                return name
+        return None
+
     def __str__(self) -> str:
         return f"when {self.index} < {number_text(self.bound)}"
 

@@ -280,6 +280,16 @@ class Plan:
         """The numbers that each tile has for itself."""
         return tuple(self.program.tile_values)
 
+    @property
+    def each_tile(self) -> tuple[str, ...]:
+        """The numbers that are chosen anew for each tile: of loops inside, and what is its own."""
+        tiled = any(section.param == TILES for section in self.sections)
+        return tuple(
+            n
+            for n in {**self.inside, **self.near, **self.far}
+            if self.inside.get(n) or (tiled and n in self.own)
+        )
+
     def doubt(self, text: str) -> None:
         """Note an assumption that does not hold."""
         if text not in self.failed:
@@ -639,6 +649,11 @@ class _Reader:
                 last = bound - _range(rest, ranges)[0] - 1
                 plan.ends[loop] = max(plan.ends.get(loop, 0), last)
                 return
+        if asked := _of_own(plan, index, bound):
+            name, least = asked
+            plan.totals[name] = max(plan.totals.get(name, 1), least)
+            self._inside_of_tiles(name, index, bound, tiled)
+            return
         own, factor, rest = self._step(index, scope, ranges)
         if own is None:
             self.fail(f"guard {index} < {bound} compares what no loop of its own counts")
@@ -652,14 +667,18 @@ class _Reader:
         elif (factor == 1 and own == bound) or factor == 0:
             if bound in self.signed and low < 0:
                 self.fail(f"{bound} may be negative, and a guard asks")
-            if plan.inside.get(bound) and tiled != "in":
-                self.fail(f"guard {index} < {bound} stands outside of the tiles")
+            self._inside_of_tiles(bound, index, bound, tiled)
             if factor:
                 plan.ends[bound] = max(plan.ends.get(bound, 0), high)
             else:
                 plan.totals[bound] = max(plan.totals.get(bound, 1), high + 1)
         else:
             self.fail(f"guard {index} < {bound} is no distance to its loop's end")
+
+    def _inside_of_tiles(self, name: str, index: Affine, bound: int | str, tiled: str) -> None:
+        """Refuse a guard outside of the tiles by a number that each of them has for itself."""
+        if name in self.plan.each_tile and tiled != "in":
+            self.fail(f"guard {index} < {bound} stands outside of the tiles")
 
     def _start(
         self, form: Affine, scope: Scope, ranges: Mapping[str, tuple[int, int]],
@@ -689,6 +708,14 @@ class _Reader:
             else:
                 return None, 0, form
         return own, factor, Affine(form.constant, tuple(rest))
+
+
+def _of_own(plan: Plan, index: Affine, bound: int | str) -> tuple[str, int] | None:
+    """Return the tile value that a guard asks to be less than a number, and the number."""
+    match index.terms:
+        case ((str(name), 1),) if name in plan.own and isinstance(bound, int):
+            return name, bound - index.constant
+    return None
 
 
 def _to_end(form: Affine, scope: Scope) -> tuple[str, Affine] | None:
@@ -791,6 +818,9 @@ def expanded(plan: Plan, section: Section, agent: int, at: At) -> tuple[Op, ...]
     def passes(index: Affine, bound: int | str, env: Env) -> bool:
         if isinstance(bound, int) and (near := _to_end(index, scope)):
             return left[near[0]] + _parted(near[1], scope, env)[0] < bound
+        if asked := _of_own(plan, index, bound):
+            name, least = asked
+            return gone.get(name, 0) + left[name] < least
         rest, own, factor = _parted(index, scope, env)
         if isinstance(bound, int):
             return rest + factor * gone.get(own, 0) < bound

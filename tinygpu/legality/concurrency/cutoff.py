@@ -220,8 +220,8 @@ class _Search:
         self.plan = plan
         self.code = _flat(plan)
         names = (*plan.inside, *(n for n in {**plan.near, **plan.far} if n not in plan.inside))
-        self.inside = tuple(n for n in names if plan.inside.get(n))
-        self.outside = tuple(n for n in names if not plan.inside.get(n))
+        self.inside = plan.each_tile
+        self.outside = tuple(n for n in names if n not in self.inside)
         self.near = {n: plan.near.get(n, 0) for n in names}
         self.far = {n: max(plan.far.get(n, 0), plan.least.get(n, 0)) for n in names}
         for n in names:

@@ -154,6 +154,9 @@ class TileValue:
 
     name: str
 
+    def __lt__(self, number: Number) -> Condition:
+        return Condition(var(self.name), number)
+
     def __ge__(self, number: Number) -> Condition:
         return Condition(Affine(number + -1), self.name)
 
