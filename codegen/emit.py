@@ -66,6 +66,7 @@ from tinygpu.legality.laws import require_sound
 from tinygpu.term.access_map import Operand
 from tinygpu.term.expression import LOOKUPS, Apply, Constant, Expression, Value
 from tinygpu.term.fields import require_known
+from tinygpu.term.plan import Plan, Term, kernels_of, steps_of
 from tinygpu.term.program import (
     Access,
     Affine,
@@ -129,7 +130,7 @@ _MOST_REGISTERS = 255
 
 
 def emit(
-    program: Program,
+    term: Term,
     arch: str = "sm_90a",
     sizes: Mapping[str, int] | None = None,
     *,
@@ -137,19 +138,38 @@ def emit(
 ) -> str:
     """Return the kernel's PTX.  ``sizes`` are needed by a specialised program only.
 
+    Of a plan one module has all kernels, in their order.
+
     Raises IllegalScheduleError for a term that a law or the judge refuses, unless it is
     ``unchecked``: such a kernel may hang a GPU, or compute anything.  Raises ProgramError for a
     term that has no code: an unknown instruction, a register ring at an index that is not known, a
     specialised program without sizes.
     """
-    require_kind("emit: program", program, Program, ProgramError)
+    if not isinstance(term, Plan):
+        require_kind("emit: program", term, Program, ProgramError)
     if arch not in ARCHITECTURES:
         raise DeviceError(f"emit: arch {arch}; {nearest(str(arch), ARCHITECTURES)}")
     require_kind("emit: sizes", sizes or {}, Mapping, OperationError)
-    if not unchecked:
-        require_sound(program, arch, sizes)
-    require_known(program)
-    return Emitter(program, sizes).text_of(arch)
+    texts = []
+    for program, own in steps_of(term, sizes) if sizes else ((p, None) for p in kernels_of(term)):
+        if not unchecked:
+            require_sound(program, arch, own)
+        require_known(program)
+        texts.append(Emitter(program, own).text_of(arch))
+    return _joined(texts)
+
+
+def _joined(texts: Sequence[str]) -> str:
+    """Return one module of several, all for one architecture."""
+    first, *others = texts
+    declared = {line for line in first.splitlines() if line.startswith(_ONCE)}
+    for text in others:
+        lines = text.splitlines()
+        first += "\n".join(["", *(line for line in lines if line not in declared), ""])
+    return first
+
+
+_ONCE = (".version", ".target", ".address_size", ".extern")
 
 
 class Emitter(KernelCode):

@@ -18,7 +18,7 @@ from tests.small_programs import MANY, ZERO, at, copy, get, put, small
 from tests.test_judge_pipelines import PIPELINES
 from tinygpu.isa.instructions import INSTRUCTIONS
 from tinygpu.legality.concurrency import facts
-from tinygpu.legality.concurrency.blocks import Plan, Spot, laid_out
+from tinygpu.legality.concurrency.blocks import LaidOut, Spot, laid_out
 from tinygpu.legality.concurrency.cutoff import searched
 from tinygpu.legality.concurrency.erase import erase
 from tinygpu.term.program import (
@@ -112,7 +112,7 @@ def phases() -> Iterator[Program]:
 
 
 @cache
-def plans() -> tuple[Plan, ...]:
+def plans() -> tuple[LaidOut, ...]:
     found = (laid_out(erase(p)) for p in (*programs(), *apart()))
     return tuple(plan for plan in found if not plan.failed and not plan.shared)
 

@@ -58,9 +58,11 @@ def signature(program: Program) -> tuple[str, ...]:
     )
 
 
-def integer_values(program: Program, sizes: Mapping[str, int]) -> dict[str, int]:
-    """Return the value of each integer of ``signature`` at these sizes."""
-    values = program.parameter_values(sizes)
+def integer_values(
+    program: Program, sizes: Mapping[str, int], given: Mapping[str, int] | None = None
+) -> dict[str, int]:
+    """Return the value of each integer of ``signature``; those in ``given`` are known."""
+    values = program.parameter_values(sizes, given)
     extents = program.grid_extents(sizes)
     values |= {f"grid_{a.var}": n for a, n in zip(program.grid, extents, strict=True)}
     return {name: int(values[name]) for name in signature(program)}

@@ -35,6 +35,7 @@ from tinygpu.meaning import identity, interpret
 from tinygpu.meaning.identity import Meaning
 from tinygpu.meaning.race import Finding
 from tinygpu.meaning.tolerance import ratio_of
+from tinygpu.term.plan import Term, steps_of
 from tinygpu.term.program import Do, Program, walk
 
 __all__ = ["check", "computes", "differences", "require_computes"]
@@ -46,42 +47,46 @@ _BOTH = 2.0  # the code may be off by what is allowed, and so may the interprete
 
 
 def check(
-    program: Program, sizes: Mapping[str, int], *, seeds: tuple[int, ...] = (0, 1, 2)
+    term: Term, sizes: Mapping[str, int], *, seeds: tuple[int, ...] = (0, 1, 2)
 ) -> tuple[Finding, ...]:
     """Interpret on normal inputs (scalars 0.5) at each seed; return the first finding of each kind.
 
     Seeds s and s + 1 differ in who runs first and when copies land; three of them have all of each.
     Of a term of which nothing is found, the code of a user's instructions is compared too.
     """
-    found = interpret.check(program, sizes, seeds=seeds)
-    return found or differences(program, sizes)[0]
+    found = interpret.check(term, sizes, seeds=seeds)
+    for program, own in () if found else steps_of(term, sizes):
+        found = found or differences(program, own)[0]
+    return found
 
 
-def computes(program: Program, sizes: Mapping[str, int] | None = None, draws: int = 2) -> Meaning:
+def computes(term: Term, sizes: Mapping[str, int] | None = None, draws: int = 2) -> Meaning:
     """Ask a legal term at ``sizes``, or at its ``instances``, the last with ``draws`` inputs.
 
     The code of a user's instructions is compared with their meaning at the last sizes.  Raises
     ProgramError for a term that is malformed, OperationError for sizes that are not the
     operation's.
     """
-    found = identity.computes(program, sizes, draws)
+    found = identity.computes(term, sizes, draws)
     if found.finding is not None or not found.asked:
         return found
-    differs, why = differences(program, found.asked[-1])
-    if differs:
-        return replace(found, finding=differs[0])
-    return replace(found, unproved=why or found.unproved)
+    for program, own in steps_of(term, found.asked[-1]):
+        differs, why = differences(program, own)
+        if differs:
+            return replace(found, finding=differs[0])
+        found = replace(found, unproved=why or found.unproved)
+    return found
 
 
-def require_computes(program: Program) -> Meaning:
+def require_computes(term: Term) -> Meaning:
     """Return what ``computes`` found of a legal term.
 
     Raises IllegalScheduleError if it does not compute its operation.
     """
-    found = computes(program)
+    found = computes(term)
     if found.wrong:
         raise IllegalScheduleError(
-            f"computes: {program.name} {found}; let the term compute {program.operation}"
+            f"computes: {term.name} {found}; let the term compute {term.operation}"
         )
     return found
 

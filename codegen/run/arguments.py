@@ -22,19 +22,75 @@ from dataclasses import replace
 from tinygpu.codegen.emit import signature
 from tinygpu.codegen.kernel.smem import smem_plan
 from tinygpu.codegen.kernel.tensor_map import tensor_maps
-from tinygpu.codegen.runtime.contract import FORMULAS, Argument, Contract, Formula, Reach
+from tinygpu.codegen.runtime.contract import (
+    FORMULAS,
+    Argument,
+    Contract,
+    ContractStep,
+    Formula,
+    Reach,
+)
 from tinygpu.codegen.runtime.views import View
 from tinygpu.errors import ProgramError
 from tinygpu.isa.memory import ARRAY_DTYPES
 from tinygpu.term.expression import Apply, Constant, Expression, Value
 from tinygpu.term.operation import Problem
+from tinygpu.term.plan import Plan, Term
 from tinygpu.term.program import Access, Block, Do, Exit, For, Program, When, span, walk
 
 __all__ = ["contract_of", "dense", "vector_of"]
 
 
-def contract_of(program: Program, sizes: Mapping[str, int] | None = None) -> Contract:
-    """Return the contract of a term's kernel; a specialised one is for ``sizes``."""
+def contract_of(term: Term, sizes: Mapping[str, int] | None = None) -> Contract:
+    """Return the contract of a term's kernel, or of a plan; a specialised one is for ``sizes``."""
+    if not isinstance(term, Plan):
+        return _of_kernel(term, sizes)
+    operation, steps = term.operation, []
+    for step in term.steps:
+        own = dict(step.sizes)
+        uses = {use.operand: use for use in step.uses}
+        steps.append(
+            ContractStep(
+                _of_kernel(step.program, step.sizes_at(sizes) if sizes else None),
+                tuple((a, _formula(own.get(a, Value(a)))) for a in step.program.operation.axes),
+                tuple(
+                    (o.name, uses[o.name].array, uses[o.name].axes)
+                    for o in step.program.operation.operands
+                ),
+            )
+        )
+    return Contract(
+        name=term.name,
+        operation=operation.name,
+        arguments=tuple(
+            Argument(o.name, o.dtype, ARRAY_DTYPES[o.dtype].bytes, o.axes, o.axes, (), 1, False)
+            for o in operation.operands
+        ),
+        scalars=operation.scalars,
+        parameters=(),
+        grid=(),
+        integers=(),
+        specialised=term.specialised,
+        sizes=(),
+        at_most=(),
+        variables=(),
+        reaches=(),
+        maps=(),
+        threads=0,
+        smem_bytes=0,
+        cluster=1,
+        ctas_per_sm=1,
+        persistent=False,
+        early=term.early,
+        zeroed=False,
+        in_place=False,
+        addressing="",
+        outputs=len(operation.outputs),
+        steps=tuple(steps),
+    )
+
+
+def _of_kernel(program: Program, sizes: Mapping[str, int] | None) -> Contract:
     operation, specialised = program.operation, program.specialised
     vectors, guarded = vector_of(program), _guarded(program)
     buffers = {b.name: b for b in program.buffers}

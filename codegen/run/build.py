@@ -34,7 +34,7 @@ from tinygpu.codegen.run.worker import Worker, serve
 from tinygpu.cores import cores
 from tinygpu.deadline import NEVER, Deadline
 from tinygpu.errors import AssemblyError, TinyGpuError
-from tinygpu.term.program import Program
+from tinygpu.term.plan import Term
 
 __all__ = ["Builders", "Built", "build_many"]
 
@@ -43,7 +43,7 @@ _FEW = 4
 _LIMIT_SECONDS = 600.0
 
 Progress = Callable[[int, int], None]
-Wanted = tuple[Program, str, Mapping[str, int] | None]  # a term, an architecture, sizes
+Wanted = tuple[Term, str, Mapping[str, int] | None]  # a term, an architecture, sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +182,7 @@ class Builders(ExitStack):
         return ask
 
 
-def _built(program: Program, arch: str, sizes: Mapping[str, int] | None) -> Built:
+def _built(program: Term, arch: str, sizes: Mapping[str, int] | None) -> Built:
     ptx = emit(program, arch, sizes)
     cubin = assemble(ptx, arch)
     return Built(arch, ptx, cubin, str(check_waits(cubin)))

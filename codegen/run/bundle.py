@@ -28,7 +28,16 @@ from tinygpu import errors
 from tinygpu.codegen.emit import EMITTER_VERSION
 from tinygpu.codegen.run.build import Built
 from tinygpu.codegen.run.provenance import installed
-from tinygpu.codegen.runtime import bundle, contract, driver, function, maps, operator, views
+from tinygpu.codegen.runtime import (
+    bundle,
+    contract,
+    driver,
+    function,
+    maps,
+    operator,
+    steps,
+    views,
+)
 from tinygpu.codegen.runtime.bundle import BUNDLE_FORMAT, digest, sealed
 from tinygpu.codegen.runtime.contract import Contract
 from tinygpu.errors import StoreError
@@ -37,7 +46,7 @@ __all__ = ["LOADER", "BundledKernel", "bundle_parts", "loader_text", "refuse_oth
 
 LOADER = "loader.py"
 _ERRORS = {"TinyGpuError", "LaunchError", "out_of_memory"}  # of errors, what the runtime raises
-_MODULES = (errors, views, driver, maps, contract, operator, function, bundle)
+_MODULES = (errors, views, driver, maps, contract, steps, operator, function, bundle)
 
 
 @dataclass(frozen=True, slots=True)

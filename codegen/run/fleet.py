@@ -31,12 +31,12 @@ from tinygpu.deadline import NEVER, Deadline
 from tinygpu.errors import LaunchError
 from tinygpu.space.measurement import Measurement, Results, canonical, describe
 from tinygpu.term.operation import Problem
-from tinygpu.term.program import Program
+from tinygpu.term.plan import Term
 from tinygpu.term.schedule import Schedule
 
 __all__ = ["FleetCampaign", "fleet", "gpus_here"]
 
-Programs = Mapping[Schedule, Program]
+Programs = Mapping[Schedule, Term]
 _CREWS: dict[tuple[tuple[str, ...], int], Crew] = {}
 _ONE = Lock()
 _ANSWER = "10s"

@@ -18,6 +18,7 @@ Source: ``docs/ptx-interpreter.md``.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -33,8 +34,10 @@ from tinygpu.codegen.kernel.smem import smem_plan
 from tinygpu.codegen.kernel.tensor_map import tensor_maps
 from tinygpu.codegen.runtime.maps import box_of, pitches_bytes
 from tinygpu.isa.memory import DTYPES
+from tinygpu.meaning.composition import part_of
 from tinygpu.meaning.inputs import drawn_ends
 from tinygpu.meaning.tolerance import ratio_of
+from tinygpu.term.plan import Plan, Term, kernels_of
 from tinygpu.term.program import Program
 
 __all__ = ["COMPLETIONS", "Interpretation", "execute", "interpret", "unwritten_outputs"]
@@ -61,7 +64,7 @@ class Interpretation:
 
 
 def interpret(
-    program: Program,
+    term: Term,
     sizes: Mapping[str, int],
     *,
     arch: str,
@@ -75,8 +78,8 @@ def interpret(
     Inputs are normal, scalars 0.5 unless they are given, outputs are NaN before (0 if the term
     adds to it).  Raises ProgramError for a term without code and for PTX that is not run.
     """
-    operation, rng = program.operation, np.random.default_rng(seed)
-    module = Module.parse(text or emit(program, arch, sizes, unchecked=True))
+    operation, rng = term.operation, np.random.default_rng(seed)
+    module = Module.parse(text or emit(term, arch, sizes, unchecked=True))
     shapes = operation.shapes(sizes)
     inputs = {
         o.name: DTYPES[o.dtype].round(rng.standard_normal(shapes[o.name])) for o in operation.inputs
@@ -89,12 +92,12 @@ def interpret(
         wanted = operation.reference(exact, scalars)
     errors, findings, issued = [0.0], dict[Finding, None](), 0
     for completion in completions:
-        outputs = unwritten_outputs(program, shapes)
+        outputs = unwritten_outputs(term, shapes)
         report = execute(
-            program, sizes, inputs | outputs, module, scalars=scalars, seed=seed,
+            term, sizes, inputs | outputs, module, scalars=scalars, seed=seed,
             completion=completion,
         )  # fmt: skip
-        ratios = ratio_of(program, exact, scalars, outputs=outputs, reference=wanted)
+        ratios = ratio_of(term, exact, scalars, outputs=outputs, reference=wanted)
         errors += [float(ratio.max()) for ratio in ratios.values()]
         findings |= dict.fromkeys(report.findings)
         issued = sum(report.instruction_counts.values())
@@ -103,20 +106,18 @@ def interpret(
     )
 
 
-def unwritten_outputs(
-    program: Program, shapes: Mapping[str, tuple[int, ...]]
-) -> dict[str, NDArray[Any]]:
+def unwritten_outputs(term: Term, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, NDArray[Any]]:
     """Return outputs that are NaN, or 0 if the term adds to them."""
-    found = {}
-    for o in program.operation.outputs:
-        array = np.empty(shapes[o.name], DTYPES[o.dtype].numpy)
-        array.reshape(-1).view(np.uint8)[:] = 0 if program.zeroed else 0xFF
-        found[o.name] = array
+    found, zeroed = {}, any(program.zeroed for program in kernels_of(term))
+    for o in term.operation.outputs:
+        found[o.name] = _nothing(shapes[o.name], o.dtype)
+        if zeroed:
+            found[o.name].reshape(-1).view(np.uint8)[:] = 0
     return found
 
 
 def execute(
-    program: Program,
+    term: Term,
     sizes: Mapping[str, int],
     arrays: Mapping[str, Array],
     module: Module,
@@ -130,10 +131,44 @@ def execute(
     """Run a term's code on arrays by operand, each of its operand's shape; the output is written.
 
     A persistent term gets ``clusters`` clusters, else half as many as it has tiles for them, so
-    that some do several; ``lanes`` as for ``launch``.  Raises LaunchError, ProgramError.
+    that some do several; ``lanes`` as for ``launch``.  The kernels of a plan run one after another,
+    with workspaces that are NaN before.  Raises LaunchError, ProgramError.
     """
-    memory = Memory()
-    places = {o.name: memory.allocate(arrays[o.name], o.name) for o in program.operation.operands}
+    how = {"seed": seed, "completion": completion, "lanes": lanes}
+    memory, given = Memory(), scalars or {}
+    places = {o.name: memory.allocate(arrays[o.name], o.name) for o in term.operation.operands}
+    if not isinstance(term, Plan):
+        return _launched(term, sizes, places, arrays, module, memory, given, clusters, how)
+    found, counts = list[Finding](), Counter[str]()
+    held, between = dict(arrays), {o.name: number for number, o in term.workspaces}
+    for number, step in enumerate(term.steps):
+        own, operands = step.sizes_at(sizes), {o.name: o for o in step.program.operation.operands}
+        for use in step.uses:
+            if between.get(use.array) == number and use.array not in held:
+                shape = tuple(own[axis] for cut in use.axes for axis in cut)
+                held[use.array] = _nothing(shape, operands[use.operand].dtype)
+                places[use.array] = memory.allocate(held[use.array], use.array)
+        mine = {u.operand: part_of(held[u.array], u, operands[u.operand].axes, own)
+                for u in step.uses}  # fmt: skip
+        at = {o: places[next(u.array for u in step.uses if u.operand == o)] for o in operands}
+        report = _launched(step.program, own, at, mine, module, memory, given, clusters, how)
+        found += report.findings
+        counts.update(report.instruction_counts)
+    return Report(tuple(found), dict(counts))
+
+
+def _launched(
+    program: Program,
+    sizes: Mapping[str, int],
+    places: Mapping[str, int],
+    arrays: Mapping[str, Array],
+    module: Module,
+    memory: Memory,
+    scalars: Mapping[str, float],
+    clusters: int,
+    how: Mapping[str, Any],
+) -> Report:
+    """Launch one kernel on arrays that lie at some places, which may be strided."""
     maps = [
         TensorMap(
             places[m.buffer], m.dtype, held.shape[::-1],
@@ -143,21 +178,32 @@ def execute(
         for m in tensor_maps(program)
         for held in [arrays[m.buffer]]
     ]  # fmt: skip
-    integers = () if program.specialised else integer_values(program, sizes).values()
+    strides = {
+        name: step // array.itemsize
+        for buffer in program.buffers
+        if (array := arrays.get(buffer.name)) is not None and buffer.level == "gmem"
+        for name, step, size in zip(buffer.stride, array.strides, array.shape, strict=True)
+        if isinstance(name, str) and size > 1
+    }
+    integers = () if program.specialised else integer_values(program, sizes, strides).values()
     cluster = math.prod(extent for _, extent in program.cluster)
     count = math.prod(program.grid_extents(sizes))
     if program.persistent:
         count = min(count, clusters or max(1, count // 2))
-    given = scalars or {}
     return launch(
         module,
         program.name,
         count * cluster,
         program.threads,
-        [*maps, *places.values(), *integers, *(given[s] for s in program.operation.scalars)],
+        [*maps, *places.values(), *integers, *(scalars[s] for s in program.operation.scalars)],
         memory,
         smem_bytes=smem_plan(program).total_bytes,
-        seed=seed,
-        completion=completion,
-        lanes=lanes,
+        **how,
     )
+
+
+def _nothing(shape: tuple[int, ...], dtype: str) -> Array:
+    """Return an array that is NaN: nobody has written it."""
+    array = np.empty(shape, DTYPES[dtype].numpy)
+    array.reshape(-1).view(np.uint8)[:] = 0xFF
+    return array

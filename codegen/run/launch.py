@@ -24,7 +24,7 @@ from tinygpu.codegen.emit import emit
 from tinygpu.codegen.run.arguments import contract_of
 from tinygpu.codegen.run.assemble import Cubin, assemble, check_waits
 from tinygpu.codegen.runtime.function import Function, Launch, device_arch, gpu, load
-from tinygpu.term.program import Program
+from tinygpu.term.plan import Term
 
 __all__ = ["Kernel", "Launch", "device_arch", "gpu", "load"]
 
@@ -34,7 +34,7 @@ class Kernel(Function):
 
     def __init__(
         self,
-        program: Program,
+        program: Term,
         *,
         arch: str | None = None,
         sizes: Mapping[str, int] | None = None,

@@ -38,14 +38,14 @@ from tinygpu.codegen.run.build import Builders, Built
 from tinygpu.codegen.run.timing import Timing, time_interleaved
 from tinygpu.codegen.run.validation import roundoff, validate
 from tinygpu.codegen.run.worker import Worker, lost
-from tinygpu.codegen.runtime.contract import check
+from tinygpu.codegen.runtime.steps import check_steps
 from tinygpu.deadline import NEVER, Deadline
 from tinygpu.errors import LaunchError, TinyGpuError
 from tinygpu.meaning.tolerance import narrowing
 from tinygpu.space.measurement import Measurement, Results, canonical, describe
 from tinygpu.term.machine import Machine
 from tinygpu.term.operation import Problem
-from tinygpu.term.program import Program
+from tinygpu.term.plan import Term
 from tinygpu.term.schedule import Schedule
 
 __all__ = [
@@ -104,7 +104,7 @@ class Base:
     """A schedule against which others are timed: what it was found to take, in seconds."""
 
     schedule: Schedule
-    program: Program
+    program: Term
     seconds: float
 
 
@@ -216,7 +216,7 @@ class Campaign(ExitStack):
 
     def measure(
         self,
-        programs: Mapping[Schedule, Program],
+        programs: Mapping[Schedule, Term],
         peers: Sequence[str] = (),
         *,
         options: Options | None = None,
@@ -268,9 +268,7 @@ class Campaign(ExitStack):
         late = (self._measurement(name, reason=LATE) for name in (*schedules, *named))
         return [self._found.get(one.schedule, one) for one in late]
 
-    def registers(
-        self, programs: Mapping[Schedule, Program], until: Deadline
-    ) -> dict[Schedule, int]:
+    def registers(self, programs: Mapping[Schedule, Term], until: Deadline) -> dict[Schedule, int]:
         """Return what ptxas gave a thread of each, as far as it is known by the deadline."""
         names = {describe(self.problem, s)[2]: s for s in programs}
         left = {n: programs[s] for n, s in names.items() if n not in self._registers}
@@ -286,12 +284,12 @@ class Campaign(ExitStack):
         if known is not None and not (self.options.retry_lost and lost(known.reason)):
             self._find(name, known)
 
-    def _validated_schedules(self, programs: Mapping[str, Program]) -> list[str]:
+    def _validated_schedules(self, programs: Mapping[str, Term]) -> list[str]:
         """Check, emit and assemble (in parallel) and validate; return the names of those right."""
-        wanted: dict[str, Program] = {}
+        wanted: dict[str, Term] = {}
         for name, program in programs.items():
             try:
-                check(contract_of(program, self.problem.sizes), dense(self.problem))
+                check_steps(contract_of(program, self.problem.sizes), dense(self.problem))
                 wanted[name] = program
             except TinyGpuError as error:
                 self._fail(name, str(error))
@@ -318,7 +316,7 @@ class Campaign(ExitStack):
         return right
 
     def _built(
-        self, programs: Mapping[str, Program], until: Deadline
+        self, programs: Mapping[str, Term], until: Deadline
     ) -> Iterator[Built | TinyGpuError]:
         """Yield what the crew has built before, or builds now, until the deadline."""
         known, operation = self.crew.built, self.nothing.operation

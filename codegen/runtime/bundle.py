@@ -29,9 +29,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tinygpu.codegen.runtime.contract import Contract, check, sizes_of
+from tinygpu.codegen.runtime.contract import Contract, sizes_of
 from tinygpu.codegen.runtime.function import Function, device_arch
 from tinygpu.codegen.runtime.operator import torch_operator
+from tinygpu.codegen.runtime.steps import check_steps
 from tinygpu.codegen.runtime.views import View, reader, view
 from tinygpu.errors import LaunchError
 
@@ -238,7 +239,7 @@ class Bundle:
             if len(self._refusals) >= _MOST_LAUNCHES:
                 self._refusals.clear()
             try:
-                check(self.functions[number].contract, views)
+                check_steps(self.functions[number].contract, views)
                 self._refusals[key] = None
             except LaunchError as error:
                 self._refusals[key] = error

@@ -31,6 +31,7 @@ __all__ = [
     "FORMULAS",
     "Argument",
     "Contract",
+    "ContractStep",
     "Formula",
     "Reach",
     "check",
@@ -99,6 +100,18 @@ class Reach(NamedTuple):
     around: tuple[tuple[Any, ...], ...]
 
 
+class ContractStep(NamedTuple):
+    """A kernel of a plan: its contract, its sizes as formulas of the plan's, its arguments.
+
+    ``uses``: of each argument its name, the plan's array that it is, and into which of the kernel's
+    axes each axis of that is cut.
+    """
+
+    contract: Contract
+    sizes: tuple[tuple[str, Formula], ...]
+    uses: tuple[tuple[str, str, tuple[tuple[str, ...], ...]], ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contract:
     """What a kernel takes and how it is started; see the module's text.
@@ -108,7 +121,8 @@ class Contract:
     with formulas of the least and the most that it is in any tile; later ones name them ``name
     least`` and ``name``.
     ``sizes``: those that a specialised kernel was made for.  ``in_place``: the output may be an
-    input.  ``cluster``: CTAs of one; ``grid`` counts clusters.  The other fields are a program's.
+    input.  ``cluster``: CTAs of one; ``grid`` counts clusters.  ``steps``: of a plan its kernels,
+    which have all that is said of a kernel.  The other fields are a program's.
     """
 
     name: str
@@ -135,16 +149,24 @@ class Contract:
     addressing: str
     tile_values: tuple[tuple[str, Formula, Formula], ...] = ()
     outputs: int = 1
+    steps: tuple[ContractStep, ...] = ()
 
     def tree(self) -> dict[str, Any]:
         """Return it as a tree for JSON."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        tree = {field.name: getattr(self, field.name) for field in fields(self)}
+        tree["steps"] = [(step.contract.tree(), step.sizes, step.uses) for step in self.steps]
+        return tree
 
     @staticmethod
     def of(tree: Mapping[str, Any]) -> Contract:
         """Return the contract of a tree.  Raises LaunchError for one that is none."""
         try:
-            given = {name: _tuples(value) for name, value in tree.items()}
+            steps = tuple(
+                ContractStep(Contract.of(own), _tuples(sizes), _tuples(uses))
+                for own, sizes, uses in tree.get("steps", ())
+            )
+            given = {n: _tuples(value) for n, value in tree.items() if n != "steps"}
+            given["steps"] = steps
             given["arguments"] = tuple(Argument(*a) for a in given["arguments"])
             given["reaches"] = tuple(Reach(*r) for r in given["reaches"])
             given["maps"] = tuple(TensorMap(*m) for m in given["maps"])

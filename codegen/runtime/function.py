@@ -40,6 +40,7 @@ from tinygpu.codegen.runtime.driver import (
 )
 from tinygpu.codegen.runtime.maps import encode
 from tinygpu.codegen.runtime.operator import torch_operator
+from tinygpu.codegen.runtime.steps import check_steps, step_views, workspace_bytes
 from tinygpu.codegen.runtime.views import TORCH_TYPES, WIDTHS, View, is_torch, reader, view
 from tinygpu.errors import LaunchError, out_of_memory
 
@@ -209,6 +210,8 @@ class Function:
     def __init__(self, contract: Contract, code: bytes) -> None:
         """Take a contract and its kernel's cubin, which a device loads at its first call there."""
         self.contract, self.code = contract, code
+        self.steps = tuple(Function(step.contract, code) for step in contract.steps)
+        self._memory: dict[tuple[int, int], Any] = {}
         self._functions: dict[int, Any] = {}
         self._plans: dict[tuple[Any, ...], _Plan] = {}
         self._maps: dict[tuple[Any, ...], bytes] = {}
@@ -265,10 +268,57 @@ class Function:
         runtime = gpu().cuda.runtime
         device = next((v.device for v in views if v.device >= 0), None)
         device = int(runtime.getDevice()) if device is None else device
-        key = (device, *(v.form for v in views))
-        plan = self._plans.get(key) or _keep(self._plans, key, self._plan(views, device))
         check_apart(contract, views)
         numbers = self._scalars(scalars)
+        if self.steps:
+            return _Start(
+                contract.name, device, self._in_turn(views, device, scalars), arrays, _NEVER
+            )
+        enqueue = self._enqueue(views, device, numbers)
+        plain = _NEVER if contract.early else _PLAIN_CALLS
+        return _Start(contract.name, device, enqueue, arrays, plain)
+
+    def _in_turn(
+        self, views: Sequence[View], device: int, scalars: Mapping[str, Any]
+    ) -> Callable[[int], int]:
+        """Return what starts a plan's kernels on a stream, in memory of that stream."""
+        contract, made = self.contract, dict[int, tuple[Any, list[Callable[[int], int]]]]()
+        check_steps(contract, views)
+        need = workspace_bytes(contract, views)
+
+        def begin(stream: int) -> list[Callable[[int], int]]:
+            held = self._memory.get((device, stream))
+            if need and (held is None or held.mem.size < need):
+                with gpu().cuda.Device(device):
+                    held = _keep(self._memory, (device, stream), gpu().cuda.alloc(need))
+            every = step_views(contract, views, held.ptr if held else 0)
+            starts = [
+                function._enqueue(
+                    own,
+                    device,
+                    function._scalars({n: scalars[n] for n in function.contract.scalars}),
+                )
+                for function, own in zip(self.steps, every, strict=True)
+            ]
+            _keep(made, stream, (held, starts))  # who has it keeps the memory
+            return starts
+
+        def enqueue(stream: int) -> int:
+            known = made.get(stream)
+            for start in known[1] if known else begin(stream):
+                if code := start(stream):
+                    return code
+            return 0
+
+        return enqueue
+
+    def _enqueue(
+        self, views: Sequence[View], device: int, numbers: tuple[np.float32, ...]
+    ) -> Callable[[int], int]:
+        """Return what starts the kernel on a stream."""
+        contract = self.contract
+        key = (device, *(v.form for v in views))
+        plan = self._plans.get(key) or _keep(self._plans, key, self._plan(views, device))
         named = {a.name: _array(v) for a, v in zip(contract.arguments, views, strict=True)}
         enqueue = starting(
             plan.function.ptr,
@@ -285,8 +335,7 @@ class Function:
         )
         for output in views[-contract.outputs :] if contract.zeroed else ():
             enqueue = _after(_clearing(output), enqueue)
-        plain = _NEVER if contract.early else _PLAIN_CALLS
-        return _Start(contract.name, device, enqueue, arrays, plain)
+        return enqueue
 
     def _map(self, number: int, *array: Any) -> bytes:
         """Return a tensor map of an array, encoded: a weight's is known from the last call."""

@@ -46,6 +46,7 @@ from tinygpu.search.time.breakdown import Breakdown
 from tinygpu.search.time.cost import Features, Placed, features, predict
 from tinygpu.search.time.pattern import lines, wavefronts
 from tinygpu.search.time.work import WARP, Event, Guard, Loop, Tree, returned
+from tinygpu.term.plan import Term, steps_of
 from tinygpu.term.program import Access, Do, Program
 
 __all__ = ["KINDS", "Kind", "Mended", "TimeView", "TreeNode", "duration", "lanes_apart", "limiter"]
@@ -87,9 +88,10 @@ class TimeView:
     nodes: tuple[TreeNode, ...]
 
     @staticmethod
-    def of(program: Program, sizes: Mapping[str, int], device: Device) -> TimeView:
-        """Account for a term."""
-        return TimeView.seen(program, sizes, features(program, sizes, device))
+    def of(term: Term, sizes: Mapping[str, int], device: Device) -> TimeView:
+        """Account for a term, of a plan for its first kernel."""
+        program, own = steps_of(term, sizes)[0]
+        return TimeView.seen(program, own, features(program, own, device))
 
     @staticmethod
     def seen(program: Program, sizes: Mapping[str, int], found: Features) -> TimeView:

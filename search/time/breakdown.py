@@ -13,7 +13,7 @@ Source: ``docs/model.md``, section "Time".
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -23,7 +23,7 @@ import numpy as np
 from tinygpu.search.time.deferred import applied
 from tinygpu.search.time.fitted import INTERVALS, RANKING
 
-__all__ = ["RESOLUTION", "Breakdown", "blend", "resolved"]
+__all__ = ["RESOLUTION", "Breakdown", "added", "blend", "resolved"]
 
 Numbers = Any
 RESOLUTION = 0.002  # of a time's logarithm: far below the model's error
@@ -67,6 +67,15 @@ class Breakdown:
     def noise(self) -> float:
         """The error (a logarithm) of this time over another's that half of all pairs exceed."""
         return RANKING[self.regime.partition(",")[0]]
+
+
+def added(found: Sequence[Breakdown]) -> Breakdown:
+    """Return the breakdown of kernels one after another."""
+    names = dict.fromkeys(name for one in found for name in one.parts)
+    parts = {name: sum((one.parts.get(name, 0.0) for one in found), 0.0) for name in names}
+    floors = [one.seconds if one.floor is None else one.floor for one in found]
+    floor = None if all(one.floor is None for one in found) else sum(floors)
+    return Breakdown(sum(one.seconds for one in found), parts, floor)
 
 
 def resolved(seconds: Numbers) -> Numbers:

@@ -49,7 +49,7 @@ from typing import Any, TypeGuard
 import numpy as np
 
 from tinygpu.devices.device import Device
-from tinygpu.search.time.breakdown import Breakdown, blend, resolved
+from tinygpu.search.time.breakdown import Breakdown, added, blend, resolved
 from tinygpu.search.time.deferred import applied
 from tinygpu.search.time.fitted import FITTED
 from tinygpu.search.time.launch import Assembled, GridLaunch, never, takes_tiles
@@ -78,6 +78,7 @@ from tinygpu.search.time.work import (
     total_work,
 )
 from tinygpu.term.fields import require_known
+from tinygpu.term.plan import Term, steps_of
 from tinygpu.term.program import Program, select
 
 __all__ = ["Features", "Placed", "combined", "cost", "features", "predict"]
@@ -129,18 +130,23 @@ class Features:
 
 
 def cost(
-    program: Program,
+    term: Term,
     sizes: Mapping[str, int],
     device: Device,
     *,
     code: Assembled | None = None,
     of: Callable[[Numbers], Numbers] = lambda number: number,
 ) -> Breakdown:
-    """Predict the time of a program, of whose numbers ``of`` makes what to compute with.
+    """Predict the time of a term, of whose numbers ``of`` makes what to compute with.
 
-    ``code`` is what the assembler said of it: then no register is estimated.
+    ``code`` is what the assembler said of it: then no register is estimated.  The kernels of a plan
+    follow one another: all that each takes adds up.
     """
-    return predict(features(program, sizes, device, code).mapped(of, of))
+    found = [
+        predict(features(program, own, device, code).mapped(of, of))
+        for program, own in steps_of(term, sizes)
+    ]
+    return found[0] if len(found) == 1 else added(found)
 
 
 def features(

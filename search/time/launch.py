@@ -40,6 +40,7 @@ from tinygpu.devices.device import Device
 from tinygpu.search.time.fitted import FITTED
 from tinygpu.search.time.registers import RegisterModel
 from tinygpu.term.groups import FIRST, GROUP
+from tinygpu.term.plan import Term, kernels_of
 from tinygpu.term.program import Access, Do, For, Program, buffers_of, select, walk
 from tinygpu.term.tensor_memory import COLUMNS, allocated_columns, uses_tensor_memory
 
@@ -271,9 +272,9 @@ def never(number: Numbers) -> bool:
     return isinstance(number, int | float) and not number
 
 
-def takes_tiles(program: Program) -> bool:
+def takes_tiles(term: Term) -> bool:
     """Say whether roles do a tile together, statement by statement, and then the next."""
-    return bool(program.barriers)
+    return any(program.barriers for program in kernels_of(term))
 
 
 def _allotted(program: Program) -> Numbers:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from tinygpu.search.neighbourhood import Candidate
     from tinygpu.space.measurement import Measurement, Results
     from tinygpu.space.space import Space
-    from tinygpu.term.program import Program
+    from tinygpu.term.plan import Term
 
 __all__ = ["CUBLASLT", "EFFORT", "Effort", "Tuned", "client_of", "climb", "measured", "why_no_gpu"]
 
@@ -360,7 +360,7 @@ class _Climb:
         best = min(ran, key=ran.__getitem__)
         return Base(best, self.programs([best])[best], ran[best])
 
-    def programs(self, schedules: Sequence[Schedule]) -> dict[Schedule, Program]:
+    def programs(self, schedules: Sequence[Schedule]) -> dict[Schedule, Term]:
         """Return the terms of schedules."""
         operation = self.campaign.problem.operation
         return {s: s.program(self.spaces[s.machine].machine, operation) for s in schedules}
@@ -426,7 +426,7 @@ class _Climb:
         return replace(options, rounds=int(min(options.rounds, max(_LEAST_ROUNDS, possible))))
 
 
-def _meanings(programs: Mapping[Schedule, Program], until: Deadline) -> dict[Schedule, Meaning]:
+def _meanings(programs: Mapping[Schedule, Term], until: Deadline) -> dict[Schedule, Meaning]:
     """Return what terms compute at small sizes; none is begun that may end after the deadline."""
     from tinygpu.codegen.run.agreement import computes
 

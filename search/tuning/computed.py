@@ -18,15 +18,15 @@ from typing import Any
 from tinygpu.codegen.run.agreement import computes
 from tinygpu.cores import cores
 from tinygpu.meaning.identity import Meaning, unlaunched
-from tinygpu.term.program import Program
+from tinygpu.term.plan import Term
 
 __all__ = ["computed"]
 
-_programs: Sequence[Program] = ()
+_programs: Sequence[Term] = ()
 """In a copy: what it is asked about."""
 
 
-def computed(programs: Sequence[Program]) -> Iterator[Meaning]:
+def computed(programs: Sequence[Term]) -> Iterator[Meaning]:
     """Yield what each program computes, in order.  Raises what ``computes`` does.
 
     Programs that differ in how they are launched alone are asked once.
@@ -48,7 +48,7 @@ def computed(programs: Sequence[Program]) -> Iterator[Meaning]:
             yield computes(program) if found is None else Meaning(program=program, **found)
 
 
-def _begin(programs: Sequence[Program]) -> None:
+def _begin(programs: Sequence[Term]) -> None:
     """Keep the programs; Ctrl-C is for the first process, which ends its copies."""
     global _programs
     _programs = programs

@@ -38,7 +38,7 @@ from tinygpu.search.tuning.climb import CUBLASLT, Effort, climb
 from tinygpu.search.tuning.shape import Shape
 from tinygpu.term.machine import Machine, Value
 from tinygpu.term.operation import Operation, Problem
-from tinygpu.term.program import Program
+from tinygpu.term.plan import Term
 from tinygpu.term.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -274,7 +274,7 @@ def timed_at(job: Job) -> ShapeTimes:
 class Predictor:
     """A term's time at shapes under the model; infinite where its kernel is illegal."""
 
-    def __init__(self, program: Program, device: Device) -> None:
+    def __init__(self, program: Term, device: Device) -> None:
         """Derive the term's contract, once."""
         from tinygpu.codegen.run.arguments import contract_of
 
@@ -283,11 +283,11 @@ class Predictor:
     def __call__(self, shape: Shape) -> float:
         """Return the seconds at a shape."""
         from tinygpu.codegen.run.arguments import dense
-        from tinygpu.codegen.runtime.contract import check
+        from tinygpu.codegen.runtime.steps import check_steps
         from tinygpu.search.time.cost import cost
 
         try:
-            check(self.contract, dense(Problem.of(self.program.operation, **shape.sizes)))
+            check_steps(self.contract, dense(Problem.of(self.program.operation, **shape.sizes)))
         except LaunchError:
             return math.inf
         return float(cost(self.program, shape.sizes, self.device).seconds)

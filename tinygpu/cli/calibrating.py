@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from tinygpu.codegen.run.measure import Crew, Options
-    from tinygpu.term.program import Program
+    from tinygpu.term.plan import Term
 
 __all__ = [
     "FITTED_NUMBERS", "SECONDS", "Group", "Timed", "expected", "groups_of", "refined", "timings",
@@ -83,7 +83,7 @@ class Group:
     problem: Problem
     schedules: tuple[Schedule, ...]
 
-    def program(self, schedule: Schedule) -> Program:
+    def program(self, schedule: Schedule) -> Term:
         """Return the term of one."""
         return schedule.program(self.machine, self.problem.operation)
 
@@ -93,7 +93,7 @@ class Timed:
     """A kernel that was right, and its time."""
 
     machine: str
-    program: Program
+    program: Term
     sizes: Mapping[str, int]
     seconds: float
 

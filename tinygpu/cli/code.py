@@ -71,6 +71,7 @@ def emit(
     """Write a schedule's PTX; of several, in parallel, PTX and cubins into a folder."""
     from tinygpu.codegen.emit import emit as emitted
     from tinygpu.codegen.run.assemble import assemble, check_waits, known_fault
+    from tinygpu.term.plan import kernels_of
     from tinygpu.term.text import key_of, text_of
 
     if len(schedules) > 1:
@@ -88,10 +89,12 @@ def emit(
     given = read_schedule(schedules[0], device, machine=machine).for_arch(arch)
     meaning = given.computing()
     text = emitted(meaning.program, given.device.arch, given.problem.sizes)
-    if term is not None:
-        written = text_of(meaning.program)
-        write(term, written)
-        typer.echo(f"{term}: the term, SHA-256 {key_of(written)}", err=output is None)
+    for number, program in enumerate(kernels_of(meaning.program) if term else (), 1):
+        assert term is not None
+        path = term.with_stem(f"{term.stem}.{number}") if number > 1 else term  # of a plan
+        written = text_of(program)
+        write(path, written)
+        typer.echo(f"{path}: the term, SHA-256 {key_of(written)}", err=output is None)
     code = None if cubin is None else assemble(text, given.device.arch)
     waits = None if code is None else check_waits(code)
     if output is None:

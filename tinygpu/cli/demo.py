@@ -182,13 +182,14 @@ def _layer(name: str, space: Space, top: int, out: Path, *, why_not: str) -> Lay
     from tinygpu.search.explain.explain import explain
     from tinygpu.search.store import Store
     from tinygpu.search.tuning.ranking import ranked
+    from tinygpu.term.plan import kernels_of
 
     problem, chip = space.problem, space.device
     spread = tuple(n for n in SPREAD if n in space.values)
     exact = space.raw <= _PROVABLE
     found = ranked([space], top, {space.machine.name: spread}, exact=exact)
     best = found.best[0].schedule
-    program = best.program(space.machine, problem.operation)
+    (program,) = kernels_of(best.program(space.machine, problem.operation))
     with working("assembling"):
         ptx = emit(program, chip.arch, problem.sizes)
         cubin = assemble(ptx, chip.arch)

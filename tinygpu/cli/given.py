@@ -18,6 +18,7 @@ from tinygpu.machines import MACHINES
 from tinygpu.machines.file import machine_named
 from tinygpu.term.machine import Machine, Value
 from tinygpu.term.operation import Operation, Problem
+from tinygpu.term.plan import Term, steps_of
 from tinygpu.term.program import Program
 from tinygpu.term.schedule import Schedule, device_in, from_json
 
@@ -101,11 +102,15 @@ class Given:
         chip = self.device
         return replace(self, device=Device.of(chip.name, arch or chip.arch, chip.provenance))
 
-    def program(self) -> Program:
+    def program(self) -> Term:
         """Return the term.  Raises IllegalScheduleError if it is illegal on the device."""
         from tinygpu.legality.laws import require_legal
 
         return require_legal(self.schedule, self.machine, self.problem, self.device)
+
+    def kernel(self) -> tuple[Program, dict[str, int]]:
+        """Return the first kernel and its sizes: what is drawn, and explained, of a plan."""
+        return steps_of(self.program(), self.problem.sizes)[0]
 
     def computing(self) -> Meaning:
         """Return what was found of the term, which has it.

@@ -82,7 +82,7 @@ def layout(
     from tinygpu.cli.layout_picture import layout_figure
 
     given = read_schedule(schedule, device, machine=machine)
-    _save(layout_figure(given.program(), buffer), output or schedule.with_suffix(".layout.png"))
+    _save(layout_figure(given.kernel()[0], buffer), output or schedule.with_suffix(".layout.png"))
 
 
 @app.command()
@@ -101,8 +101,8 @@ def timeline(
     from tinygpu.search.time import timeline as timelines
 
     given = read_schedule(schedule, device, machine=machine)
-    program = given.program()
-    line = timelines.timeline(program, given.problem.sizes, given.device, iterations=iterations)
+    program, sizes = given.kernel()
+    line = timelines.timeline(program, sizes, given.device, iterations=iterations)
     figure = drawn_timeline(line, program, given)
     if trace is not None:
         write(trace, json_text(timelines.trace(line, given.device)))

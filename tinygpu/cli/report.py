@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from tinygpu.search.explain.explain import Explanation
     from tinygpu.search.time.timeline import Timeline
     from tinygpu.space.measurement import Measurement
+    from tinygpu.term.plan import Term
     from tinygpu.term.program import Program
 
 __all__ = ["ReportSection", "report_html", "section_tree"]
@@ -119,11 +120,12 @@ def section_tree(section: ReportSection) -> dict[str, Any]:
         {"file": str(one.path) if one.path.name else ""} for one in given
     ]
     for i, built in zip(studied, _built(given, programs), strict=True):
-        rows[i] |= {"threads": int(programs[i].threads), "smem_bytes": int(programs[i].smem_bytes)}
+        kernel, sizes = given[i].kernel()
+        rows[i] |= {"threads": int(kernel.threads), "smem_bytes": int(kernel.smem_bytes)}
         details[i] |= {
             "term": str(programs[i]),
-            "timeline": _timeline_tree(_timeline(given[i], programs[i])),
-            "layouts": _layouts(programs[i]),
+            "timeline": _timeline_tree(_timeline(given[i], kernel, sizes)),
+            "layouts": _layouts(kernel),
         }
         if isinstance(built, TinyGpuError):
             details[i]["failed"] = str(built)
@@ -155,7 +157,7 @@ def _studied(rows: Sequence[Mapping[str, Any]]) -> list[int]:
 
 
 def _built(
-    given: Sequence[Given], programs: Mapping[int, Program]
+    given: Sequence[Given], programs: Mapping[int, Term]
 ) -> tuple[Built | TinyGpuError, ...]:
     from tinygpu.codegen.run.build import build_many
 
@@ -189,10 +191,10 @@ def _measured_on(timed: Sequence[Measurement | None]) -> str:
     return f"{ran[0].device}, driver {ran[0].driver}{clock}{held}"
 
 
-def _timeline(given: Given, program: Program) -> Timeline:
+def _timeline(given: Given, program: Program, sizes: Mapping[str, int]) -> Timeline:
     from tinygpu.search.time.timeline import timeline
 
-    return timeline(program, given.problem.sizes, given.device, iterations=3)
+    return timeline(program, sizes, given.device, iterations=3)
 
 
 def _timeline_tree(line: Timeline) -> dict[str, Any]:

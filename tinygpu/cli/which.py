@@ -161,11 +161,11 @@ def choices_tree(
 def _refused(contract: Any, operation: Operation, sizes: Mapping[str, int]) -> str:
     """Return why a kernel cannot take arrays of these sizes, or ""."""
     from tinygpu.codegen.run.arguments import dense
-    from tinygpu.codegen.runtime.contract import check
+    from tinygpu.codegen.runtime.steps import check_steps
     from tinygpu.term.operation import Problem
 
     try:
-        check(contract, dense(Problem.of(operation, **sizes)))
+        check_steps(contract, dense(Problem.of(operation, **sizes)))
     except LaunchError as error:
         return str(error)
     return ""

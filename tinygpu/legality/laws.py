@@ -66,6 +66,7 @@ from tinygpu.legality.resources import (
     covered_sizes,
     device_memory,
     early,
+    even_cuts,
     index_width,
     integers,
     predicates,
@@ -82,6 +83,7 @@ from tinygpu.legality.tmem_laws import TMEM_LAWS
 from tinygpu.legality.warp_laws import WARP_LAWS
 from tinygpu.term.machine import Chosen, Machine, Requirement
 from tinygpu.term.operation import Problem
+from tinygpu.term.plan import Term
 from tinygpu.term.program import Do, Program, walk
 from tinygpu.term.schedule import Schedule
 
@@ -317,6 +319,14 @@ LAWS: Mapping[str, Law] = {
             of_sizes=True,
         ),
         Law(
+            "even_cuts",
+            "States that the axes that the steps of a plan cut are cut into equal parts.",
+            "docs/plans.md",
+            "choose a number of parts that divides the size (split_k), or pad it",
+            of_case=even_cuts,
+            of_sizes=True,
+        ),
+        Law(
             "device_memory",
             "States that the arrays fit the device's memory together.",
             "the device's dram_bytes",
@@ -405,9 +415,7 @@ def judged(case: Case, places: Places) -> Iterator[tuple[str, Any]]:
         yield from places[key][0]
 
 
-def require_legal(
-    schedule: Schedule, machine: Machine, problem: Problem, device: Device
-) -> Program:
+def require_legal(schedule: Schedule, machine: Machine, problem: Problem, device: Device) -> Term:
     """Return the schedule's term.
 
     Raises IllegalScheduleError, with the first law that it breaks, if it is not legal.
@@ -438,27 +446,26 @@ def require_sound(program: Program, arch: str, sizes: Mapping[str, int] | None =
         )
 
 
-def serves(program: Program, sizes: Mapping[str, int]) -> tuple[Violation, ...]:
+def serves(term: Term, sizes: Mapping[str, int]) -> tuple[Violation, ...]:
     """Return the laws that a term breaks at other sizes than those it was chosen for."""
     laws = [law for law in LAWS.values() if law.of_sizes]
-    return _violations(program, sizes, None, laws, {})
+    return _violations(term, sizes, None, laws, {})
 
 
 def _violations(
-    program: Program,
+    term: Term,
     sizes: Mapping[str, int],
     device: Device | None,
     laws: Iterable[Law],
     values: Mapping[str, Any],
 ) -> tuple[Violation, ...]:
-    case = Case.of(program, sizes, device)
+    cases = Case.every(term, sizes, device)
     found = []
     for law in laws:
-        for clause in law.clauses(case):
-            if not clause.holds:
-                mend = named(law.mend, values)
-                found.append(Violation(law.name, str(clause), mend, clause.unproved))
-                break
+        clauses = (clause for case in cases for clause in law.clauses(case))
+        if broken := next((clause for clause in clauses if not clause.holds), None):
+            mend = named(law.mend, values)
+            found.append(Violation(law.name, str(broken), mend, broken.unproved))
     return tuple(found)
 
 

@@ -33,6 +33,7 @@ from tinygpu.devices.device import Device
 from tinygpu.errors import ProgramError
 from tinygpu.isa.instruction import Instruction
 from tinygpu.term.operation import Groups
+from tinygpu.term.plan import Plan, Term, steps_of
 from tinygpu.term.program import (
     Access,
     Affine,
@@ -196,7 +197,8 @@ class Case:
     """What laws judge: a term, and in its ``context`` the sizes it is for and the device.
 
     ``statements`` are those of the term, each with its role and the blocks around it; ``syncs`` the
-    barriers with a number among them.
+    barriers with a number among them.  ``cuts``: of a plan, an array, an axis of it that is cut,
+    its size, and into how many parts.
     """
 
     program: Program
@@ -205,12 +207,20 @@ class Case:
     syncs: tuple[tuple[Sync, Role], ...]
     waits_after_exit: tuple[str, ...]
     context: Context
+    cuts: tuple[tuple[str, str, int, int], ...] = ()
+
+    @staticmethod
+    def every(term: Term, sizes: Mapping[str, int], device: Device | None) -> tuple[Case, ...]:
+        """Return the case of each kernel; what a plan cuts is with the first."""
+        if not isinstance(term, Program | Plan):
+            raise ProgramError(f"program() gave {term!r}; it has to return a Program")
+        first, *others = (Case.of(program, own, device) for program, own in steps_of(term, sizes))
+        cuts = dict.fromkeys(term.cuts(sizes)) if isinstance(term, Plan) else ()
+        return replace(first, cuts=tuple(cuts)), *others
 
     @staticmethod
     def of(program: Program, sizes: Mapping[str, int], device: Device | None) -> Case:
         """Work out the parameters, the grid and each statement's ranges once."""
-        if not isinstance(program, Program):
-            raise ProgramError(f"program() gave {program!r}; it has to return a Program")
         parameters: dict[str, Any] = dict(sizes)
         for name, expression in program.parameters:
             parameters[name] = expression.evaluate(parameters)

@@ -32,6 +32,7 @@ __all__ = [
     "covered_sizes",
     "device_memory",
     "early",
+    "even_cuts",
     "held_registers",
     "index_width",
     "integers",
@@ -227,6 +228,13 @@ def predicates(context: Context, place: Place) -> Iterator[Clause]:
         text = "{}: its predicate compares {} to {}; 32 bits hold numbers below {}"
         holds = (start > -_INT32_LIMIT) & (end < _INT32_LIMIT)
         yield Clause(holds, text, (do, start, end, _INT32_LIMIT))
+
+
+def even_cuts(case: Case) -> Iterator[Clause]:
+    """Yield for each axis that a plan cuts whether the parts are equal."""
+    for array, axis, size, parts in case.cuts:
+        yield Clause(size % parts == 0, "{} is cut along {} = {} into {} parts",
+                     (array, axis, size, parts))  # fmt: skip
 
 
 def integers(case: Case) -> Iterator[Clause]:

@@ -10,6 +10,7 @@ from tinygpu.machines.attention import Attention
 from tinygpu.machines.blackwell import Blackwell
 from tinygpu.machines.elementwise import Elementwise
 from tinygpu.machines.hopper import Hopper
+from tinygpu.machines.hopper_split import HopperSplit
 from tinygpu.machines.rows import Rows
 from tinygpu.machines.simt import Simt
 from tinygpu.term.machine import Machine
@@ -22,6 +23,7 @@ MACHINES: Mapping[str, Machine] = {
         Simt(),
         Ampere(),
         Hopper(),
+        HopperSplit(),
         Blackwell(),
         Elementwise(),
         Rows(),

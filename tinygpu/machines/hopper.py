@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import nullcontext
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 from tinygpu.isa.memory import DTYPES, GMEM, L2, REGISTERS, SMEM
 from tinygpu.machines.tiles import ROW_BYTES, ring, tile_requirements
@@ -46,9 +46,17 @@ class Hopper(Machine):
         "ld.shared", "fma", "ld.global", "alu", "mufu", "mov",
     )  # fmt: skip
     numeric = True
-    operations = ("matmul", "grouped")
-    spread = ("tile_m", "tile_n", "consumers", "consume", "cluster_m", "cluster_n", "cluster_k")
-    in_order = MappingProxyType({"cluster_k": 1})
+    operations: ClassVar[tuple[str, ...]] = ("matmul", "grouped")
+    spread: ClassVar[tuple[str, ...]] = (
+        "tile_m",
+        "tile_n",
+        "consumers",
+        "consume",
+        "cluster_m",
+        "cluster_n",
+        "cluster_k",
+    )
+    in_order: ClassVar[Mapping[str, Value] | None] = MappingProxyType({"cluster_k": 1})
     outputs = MappingProxyType(
         {"bf16": ("bf16", "f32"), "f16": ("f16", "f32"), "e4m3": ("bf16", "f16", "f32")}
     )

@@ -29,7 +29,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
-from tinygpu.legality.concurrency.blocks import Plan, laid_out
+from tinygpu.legality.concurrency.blocks import LaidOut, laid_out
 from tinygpu.legality.concurrency.erase import plain
 from tinygpu.legality.concurrency.judge import verdict
 from tinygpu.term.expression import Apply, Constant, Expression, Value
@@ -86,7 +86,7 @@ def window(program: Program) -> tuple[int, int]:
 
 
 @lru_cache(256)
-def _plan(program: Program) -> Plan:
+def _plan(program: Program) -> LaidOut:
     """Return how the judge reads the term: not abstracted, so that no guard is left out."""
     return laid_out(plain(program))
 

@@ -43,8 +43,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from hashlib import blake2b
 from itertools import chain, product
-from math import prod
-from typing import Any
+from math import lcm, prod
+from typing import Any, overload
 
 import numpy as np
 
@@ -55,6 +55,7 @@ from tinygpu.legality.concurrency.judge import verdict
 from tinygpu.legality.mask_cover import Cover, mask_cover
 from tinygpu.meaning.assumptions import ends, unproved, window
 from tinygpu.meaning.canonical import NotCanonicalError, canonical_run
+from tinygpu.meaning.composition import by_reference, composed
 from tinygpu.meaning.execution import is_tile
 from tinygpu.meaning.exponential_ring import DRAWS, P2, exponential_ring, has_exponential
 from tinygpu.meaning.inputs import drawn, drawn_ends, kinds
@@ -63,6 +64,7 @@ from tinygpu.meaning.prime_field import prime_field
 from tinygpu.meaning.race import Finding
 from tinygpu.meaning.tolerance import roundings
 from tinygpu.term.operation import Problem
+from tinygpu.term.plan import Plan, Term, kernels_of
 from tinygpu.term.program import Do, For, Program, Statement, walk
 
 __all__ = ["Meaning", "computes", "instances", "summary", "unlaunched"]
@@ -86,7 +88,7 @@ class Meaning:
     It is true if the term is not illegal, was asked, and nothing was found.
     """
 
-    program: Program
+    program: Term
     asked: tuple[Mapping[str, int], ...]
     finding: Finding | None
     unproved: str = ""
@@ -125,7 +127,7 @@ class Meaning:
     @property
     def cover(self) -> Cover | None:
         """Whether the mask is covered at every size, if the term compares coordinates."""
-        return _cover(self.program)
+        return next(filter(None, map(_cover, kernels_of(self.program))), None)
 
     @property
     def by(self) -> str:
@@ -164,14 +166,19 @@ class Meaning:
 _GIVEN = "the sizes were given"
 
 
-def computes(program: Program, sizes: Mapping[str, int] | None = None, draws: int = 2) -> Meaning:
+def computes(term: Term, sizes: Mapping[str, int] | None = None, draws: int = 2) -> Meaning:
     """Ask a legal term at ``sizes``, or at its ``instances``, the last with ``draws`` inputs.
+
+    Of a plan each kernel is asked whether it computes its own operation, and then whether these
+    operations, one after another, are the plan's.
 
     Raises ProgramError for a term that is malformed, OperationError for sizes that are not the
     operation's.
     """
-    require_kind("computes: program", program, Program, ProgramError)
-    judged = verdict(program)
+    if isinstance(term, Plan):
+        return _computes_plan(term, sizes, draws)
+    require_kind("computes: program", term, Program, ProgramError)
+    program, judged = term, verdict(term)
     illegal = judged.reason if judged.outcome == "illegal" else ""
     if sizes is not None:
         given = Problem.of(program.operation, **sizes).sizes
@@ -179,6 +186,47 @@ def computes(program: Program, sizes: Mapping[str, int] | None = None, draws: in
         return Meaning(program, found.sizes, found.finding, unproved=_GIVEN, illegal=illegal,
                        exponential=found.exponential)  # fmt: skip
     return replace(_computes(unlaunched(program), draws), program=program, illegal=illegal)
+
+
+def _computes_plan(plan: Plan, sizes: Mapping[str, int] | None, draws: int) -> Meaning:
+    """Ask the kernels, and at small sizes whether their operations compose to the plan's."""
+    kernels, given = [], sizes and Problem.of(plan.operation, **sizes).sizes
+    for step in plan.steps:
+        kernels.append(computes(step.program, given and step.sizes_at(given), draws))
+        if kernels[-1].wrong or not kernels[-1].asked:
+            return replace(kernels[-1], program=plan)
+    every = (given,) if given else tuple(_composed_at(plan))
+    for number, here in enumerate(every):
+        if finding := _composition(plan, here, number):
+            return Meaning(plan, every[: number + 1], finding)
+    unproved = "; ".join(f"{one.program.name}: {one.unproved}" for one in kernels if one.unproved)
+    ragged = "; ".join(f"{one.program.name}: {one.ragged}" for one in kernels if one.ragged)
+    return Meaning(plan, every, None, _GIVEN if given else unproved or _COMPOSED, ragged)
+
+
+_COMPOSED = "its kernels are, and that their operations compose to it is tested"
+
+
+def _composed_at(plan: Plan) -> Iterator[Mapping[str, int]]:
+    """Yield small sizes at which its cuts are even, none of them alike."""
+    for first in (1, 2, 3):
+        sizes = {axis: first + 2 * i for i, axis in enumerate(plan.operation.axes)}
+        for _, axis, _, parts in plan.cuts(sizes):
+            sizes[axis] = lcm(sizes[axis], parts)
+        yield sizes
+
+
+def _composition(plan: Plan, sizes: Mapping[str, int], number: int) -> Finding | None:
+    """Return where the kernels' operations compose to another result than the plan's."""
+    operation, random, field = plan.operation, np.random.default_rng(number), prime_field(number)
+    shapes = operation.shapes(sizes)
+    inputs = {o.name: random.integers(field.modulus, size=shapes[o.name]).astype(np.float64)
+              for o in operation.inputs}  # fmt: skip
+    scalars = {n: float(random.integers(field.modulus)) for n in operation.scalars}
+    arrays = composed(plan, sizes, inputs, by_reference(scalars, field))
+    made = {o.name: arrays[o.name] for o in operation.outputs}
+    found, _ = wrong_result(plan, sizes, inputs, scalars, made, field)
+    return found[0] if found else None
 
 
 def _cover(program: Program) -> Cover | None:
@@ -191,8 +239,16 @@ def _cover(program: Program) -> Cover | None:
     return mask_cover(program) if masked else None
 
 
-def unlaunched(program: Program) -> Program:
-    """Return the program without what says how it is launched, and not what it computes."""
+@overload
+def unlaunched(term: Program) -> Program: ...
+@overload
+def unlaunched(term: Plan) -> Plan: ...
+def unlaunched(term: Term) -> Term:
+    """Return the term without what says how it is launched, and not what it computes."""
+    if isinstance(term, Plan):
+        steps = (replace(step, program=unlaunched(step.program)) for step in term.steps)
+        return replace(term, steps=tuple(steps))
+    program = term
     return replace(program, raster=1, ctas_per_sm=1, addressing="pointer", guards="each",
                    specialised=False, early=False)  # fmt: skip
 

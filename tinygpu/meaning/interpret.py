@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from math import lcm
+from math import lcm, prod
 from typing import Any
 
 import numpy as np
@@ -31,14 +31,16 @@ from tinygpu.errors import OperationError, ProgramError, require_kind
 from tinygpu.isa.algebra import FLOATS, Algebra
 from tinygpu.isa.memory import DTYPES
 from tinygpu.meaning.cluster import Landing, Run
+from tinygpu.meaning.composition import Arrays, composed
 from tinygpu.meaning.inputs import drawn, kinds
 from tinygpu.meaning.race import Finding, GlobalArray
 from tinygpu.meaning.tolerance import ratio_of
 from tinygpu.meaning.touched import Toucher
 from tinygpu.meaning.turns import run_grid
-from tinygpu.term.expression import Expression
+from tinygpu.term.expression import Constant, Expression
 from tinygpu.term.fields import require_known
 from tinygpu.term.operation import Problem
+from tinygpu.term.plan import Plan, Term
 from tinygpu.term.program import Do, Exit, For, Program, WaitGroup, When, walk
 
 __all__ = [
@@ -69,7 +71,7 @@ class Result:
 
 
 def interpret(
-    program: Program,
+    term: Term,
     sizes: Mapping[str, int],
     inputs: Mapping[str, NDArray[Any]],
     *,
@@ -79,15 +81,44 @@ def interpret(
 ) -> Result:
     """Execute a program on ``inputs`` (arrays of the operands' shapes, rounded to their types).
 
+    Of a plan one kernel after another, each on what those before it made.
+
     Raises OperationError for inputs of the wrong shape or a scalar that is missing, ProgramError
     for a term that is malformed.
     """
+    if not isinstance(term, Plan):
+        return _interpreted(term, sizes, inputs, scalars or {}, seed, algebra)
+    given, findings = scalars or {}, list[Finding]()
+
+    def run(program: Program, own: Mapping[str, int], made: Arrays) -> Mapping[str, NDArray[Any]]:
+        found = _interpreted(program, own, made, given, seed, algebra)
+        findings.extend(found.findings)
+        return found.outputs
+
+    types = {o.name: DTYPES[o.dtype] for o in term.operation.inputs}
+    rounded = {name: algebra.round(kind, inputs[name]) for name, kind in types.items()}
+    arrays = composed(term, sizes, rounded, run)
+    results = {o.name: arrays[o.name] for o in term.operation.outputs}
+    exact = {o.name: arrays[o.name] for o in term.operation.inputs}
+    findings += wrong_result(term, sizes, exact, given, results, algebra)[0]
+    return Result(results, tuple(findings))
+
+
+def _interpreted(
+    program: Program,
+    sizes: Mapping[str, int],
+    inputs: Mapping[str, NDArray[Any]],
+    scalars: Mapping[str, float],
+    seed: int,
+    algebra: Algebra,
+) -> Result:
+    """Execute one kernel."""
     require_known(program)
     _well_formed(program)
     operation, random = program.operation, np.random.default_rng(seed)
     arrays = _arrays(program, sizes, inputs, algebra)
     f32 = DTYPES["f32"]
-    given = {n: float(algebra.round(f32, np.array(x))) for n, x in (scalars or {}).items()}
+    given = {n: float(algebra.round(f32, np.array(x))) for n, x in scalars.items()}
     if missing := [n for n in operation.scalars if n not in given]:
         raise OperationError(f"{operation.name}: no scalar {missing[0]}; give it in scalars")
     known: dict[str, Any] = dict(sizes)
@@ -112,35 +143,39 @@ def interpret(
 
 
 def check(
-    program: Program, sizes: Mapping[str, int], *, seeds: tuple[int, ...] = (0, 1, 2)
+    term: Term, sizes: Mapping[str, int], *, seeds: tuple[int, ...] = (0, 1, 2)
 ) -> tuple[Finding, ...]:
     """Interpret at each seed on inputs of each kind; return the first finding of each kind.
 
     The inputs are those of ``tinygpu.meaning.inputs``, scalars are 0.5.  Seeds s and s + 1
     differ in who runs first and when copies land; three of them have all of each.
     """
-    require_kind("check: program", program, Program, ProgramError)
+    if not isinstance(term, Plan):
+        require_kind("check: program", term, Program, ProgramError)
     require_kind("check: sizes", sizes, Mapping, OperationError)
-    operation = program.operation
+    operation = term.operation
     sizes = Problem.of(operation, **sizes).sizes
     found: dict[str, Finding] = {}
     for seed in seeds:
         for kind in kinds(operation):
             inputs = drawn(operation, sizes, kind, np.random.default_rng(seed).standard_normal)
             scalars = dict.fromkeys(operation.scalars, SCALAR)
-            for finding in interpret(program, sizes, inputs, scalars=scalars, seed=seed).findings:
+            for finding in interpret(term, sizes, inputs, scalars=scalars, seed=seed).findings:
                 found.setdefault(finding.kind, finding)
     return tuple(found.values())
 
 
-def reduced(problem: Problem, program: Program) -> dict[str, int]:
-    """Return sizes small enough to interpret at which the program meets every situation.
+def reduced(problem: Problem, term: Term) -> dict[str, int]:
+    """Return sizes small enough to interpret at which each kernel meets every situation.
 
     Two tiles along each axis of the grid; along a loop two more than the most stages; the last one
     not full where a guard or an Exit looks at the axis.  No size exceeds the problem's.
     """
     require_kind("reduced: problem", problem, Problem, OperationError)
-    require_kind("reduced: program", program, Program, ProgramError)
+    if isinstance(term, Plan):
+        return _reduced_plan(problem, term)
+    require_kind("reduced: program", term, Program, ProgramError)
+    program = term
     stages = max((int(b.stages) for b in program.buffers if b.level == "smem"), default=1)
     sizes = {}
     for axis, size in problem.sizes.items():
@@ -212,6 +247,21 @@ def _sizes_in(program: Program, expressions: Iterable[Expression]) -> set[str]:
     return named & set(program.operation.axes)
 
 
+def _reduced_plan(problem: Problem, plan: Plan) -> dict[str, int]:
+    """Return sizes at which each kernel of a plan meets every situation; what is cut stays so."""
+    found = dict.fromkeys(problem.sizes, 1)
+    axes = {o.name: o.axes for o in plan.operation.operands}
+    for step in plan.steps:
+        whole = step.sizes_at(problem.sizes)
+        fixed = {name for name, size in step.sizes if isinstance(size, Constant)}
+        small = reduced(Problem.of(step.program.operation, **whole), step.program)
+        own = {axis: whole[axis] if axis in fixed else small[axis] for axis in whole}
+        for use in step.uses:
+            for axis, cut in zip(axes.get(use.array, ()), use.axes, strict=False):
+                found[axis] = max(found[axis], prod(own[a] for a in cut))
+    return found
+
+
 def edge_of(program: Program, axis: str) -> tuple[int, bool]:
     """Return what a size of the axis has to be a multiple of, and whether it may end in a tile."""
     unit, guarded, leaving = 1, True, False
@@ -271,7 +321,7 @@ def unwritten(program: Program, name: str, output: GlobalArray) -> list[Finding]
 
 
 def wrong_result(
-    program: Program,
+    term: Term,
     sizes: Mapping[str, int],
     inputs: Mapping[str, NDArray[np.float64]],
     scalars: Mapping[str, float],
@@ -282,13 +332,13 @@ def wrong_result(
 
     The outputs are compared in order, up to the first that is wrong.
     """
-    operation, least = program.operation, 1.0
+    operation, least = term.operation, 1.0
     with np.errstate(all="ignore"):
         reference = operation.reference(inputs, scalars, algebra)
     if algebra.exact:
         ratios = {n: np.where(x == reference[n], 0.0, np.inf) for n, x in results.items()}
     else:
-        ratios = ratio_of(program, inputs, scalars, outputs=results, reference=reference)
+        ratios = ratio_of(term, inputs, scalars, outputs=results, reference=reference)
     for name, result in results.items():
         strange = np.isnan(reference[name])
         ratio = np.where(strange, 0.0, ratios[name])
@@ -299,10 +349,10 @@ def wrong_result(
         cell = f"{name}[{', '.join(str(int(p)) for p in place)}]"
         got, wanted = float(result[place]), float(reference[name][place])
         if algebra.exact:
-            text = f"{program.name}: {cell} is {got:.0f}, not {wanted:.0f}"
+            text = f"{term.name}: {cell} is {got:.0f}, not {wanted:.0f}"
         else:
             text = (
-                f"{program.name}: {cell} is {got:.6g}, not {wanted:.6g}: "
+                f"{term.name}: {cell} is {got:.6g}, not {wanted:.6g}: "
                 f"{ratio.max():.3g} times the error allowed"
             )
         return [Finding("wrong_result", "", text, cell=cell)], least

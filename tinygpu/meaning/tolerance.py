@@ -40,6 +40,7 @@ from numpy.typing import NDArray
 from tinygpu.isa.algebra import FLOATS
 from tinygpu.isa.memory import DTYPES
 from tinygpu.term.operation import Operation
+from tinygpu.term.plan import Plan, Term, kernels_of
 from tinygpu.term.program import Access, Do, Program, walk
 
 __all__ = [
@@ -106,7 +107,7 @@ def error_ratio(
 
 
 def ratio_of(
-    program: Program,
+    term: Term,
     inputs: Mapping[str, NDArray[Any]],
     scalars: Mapping[str, float],
     *,
@@ -117,7 +118,7 @@ def ratio_of(
 
     ``inputs`` are rounded to their types, in float64; ``reference`` is the operation's.
     """
-    operation, narrow = program.operation, narrowing(program)
+    operation, narrow = term.operation, narrowing(term)
     sizes = operation.sizes({name: x.shape for name, x in inputs.items()})
     moved = between(operation, inputs, scalars) if any(narrow.values()) else {}
     return {
@@ -126,7 +127,7 @@ def ratio_of(
             reference[o.name],
             reference[f"scale of {o.name}"],
             depth=operation.depth(sizes),
-            roundoff=roundoff(program),
+            roundoff=roundoff(term),
             dtype=o.dtype,
             between=narrow[o.name] * moved.get(o.name, 0.0),
         )
@@ -174,6 +175,9 @@ def usual_roundoff(operation: Operation) -> float:
     return _SHORT if eight_bits else DTYPES["f32"].roundoff
 
 
+_WIDE = ("f32", "f64")
+
+
 def usual_narrowing(operation: Operation) -> dict[str, float]:
     """Return w, by output, where what lies between two stages is rounded to the inputs' type."""
     return dict.fromkeys(
@@ -181,7 +185,7 @@ def usual_narrowing(operation: Operation) -> dict[str, float]:
     )
 
 
-def roundoff(program: Program) -> float:
+def roundoff(term: Term) -> float:
     """Return u: the unit roundoff of the narrowest type in which the term does arithmetic.
 
     It is no more than what the operation is usually summed with: a term that rounds to fewer bits
@@ -191,15 +195,16 @@ def roundoff(program: Program) -> float:
     found = (
         _SHORT if statement.accesses[0].buffer.type.bytes == 1
         else statement.write.buffer.type.roundoff
+        for program in kernels_of(term)
         for statement, _ in walk(program)
         if isinstance(statement, Do)
         and (i := statement.instruction)
         and (i.variants or i.meaning or i.atomic)
     )  # fmt: skip
-    return min(max(found, default=1.0), usual_roundoff(program.operation))
+    return min(max(found, default=1.0), usual_roundoff(term.operation))
 
 
-def roundings(program: Program) -> tuple[str, ...]:
+def roundings(term: Term) -> tuple[str, ...]:
     """Return the statements that round where the operation does not, with their types.
 
     An operation is computed in fp32, or in the type of its output if that is wider, and rounded to
@@ -214,14 +219,27 @@ def roundings(program: Program) -> tuple[str, ...]:
     >>> roundings(Simt().program(matmul("f64"), Chosen(LADDER["shared"])))[0]
     'f32: a_wide@(32*kt + kk) = cvt(a_fragment@(32*kt + kk)) x 1*1'
     """
-    return tuple(dict.fromkeys(f"{s.write.buffer.dtype}: {s}" for s in _narrow(program)))
+    return tuple(
+        dict.fromkeys(
+            f"{s.write.buffer.dtype}: {s}" for program in kernels_of(term) for s in _narrow(program)
+        )
+    )
 
 
-def narrowing(program: Program) -> dict[str, float]:
+def narrowing(term: Term) -> dict[str, float]:
     """Return w of each output: the unit roundoffs of what ``roundings`` names on its way, added up.
 
-    An input that is rounded before anything is computed of it does not count.
+    An input that is rounded before anything is computed of it does not count.  Of a plan each
+    output has what all kernels and workspaces round to.
     """
+    if isinstance(term, Plan):
+        own = [w for program in kernels_of(term) for w in _narrowing(program).values()]
+        own += [DTYPES[o.dtype].roundoff for _, o in term.workspaces if o.dtype not in _WIDE]
+        return dict.fromkeys((o.name for o in term.operation.outputs), sum(own))
+    return _narrowing(term)
+
+
+def _narrowing(program: Program) -> dict[str, float]:
     statements = [s for s, _ in walk(program) if isinstance(s, Do)]
     made: set[str] = set()
     more = True

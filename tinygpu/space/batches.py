@@ -39,6 +39,7 @@ from tinygpu.space.sharing import Memo, narrowed, share
 from tinygpu.space.signature import numbers_of
 from tinygpu.term.machine import Chosen, Machine, Value, arithmetic
 from tinygpu.term.operation import Problem
+from tinygpu.term.plan import Term, kernels_of
 from tinygpu.term.program import (
     Block,
     Do,
@@ -56,10 +57,15 @@ _PROBES = 64
 """Legal points looked at before the rarer combinations are asked for one by one."""
 
 
-def waits_at_mbarriers(program: Program) -> bool:
+def waits_at_mbarriers(term: Term) -> bool:
     """Say whether ``concurrency`` is asked of one schedule at a time, not of a batch."""
-    copied = any(role.copy for role in program.roles)
-    return bool(program.barriers or program.cluster or copied or any(_ordering(program)))
+    return any(
+        program.barriers
+        or program.cluster
+        or any(role.copy for role in program.roles)
+        or any(_ordering(program))
+        for program in kernels_of(term)
+    )
 
 
 def _ordering(program: Program) -> Iterator[bool]:
@@ -112,7 +118,7 @@ class Batch:
     axes: tuple[str, ...]
     values: tuple[tuple[Value, ...], ...]
     chosen: Chosen
-    program: Program
+    program: Term
     tables: tuple[Table, ...]
     count: int
 
@@ -215,7 +221,7 @@ class Builder:
 
     def _judged(
         self, structure: Mapping[str, Value], found: dict[int, Table]
-    ) -> tuple[Chosen, Program] | None:
+    ) -> tuple[Chosen, Term] | None:
         """Add the tables to ``found``; return the term, or None if a law leaves nothing of it."""
         space = self.space
         chosen = Chosen({n: structure.get(n, self.numbers.get(n)) for n in space.values})
@@ -227,14 +233,15 @@ class Builder:
                 return None
         with arithmetic(space.machine):
             program = space.machine.term(operation, chosen)
-        case = Case.of(program, space.problem.sizes, space.device)
-        for name, holds in judged(case, self.places):
-            if not self._add(found, self.table(name, holds)):
+        for case in Case.every(program, space.problem.sizes, space.device):
+            for name, holds in judged(case, self.places):
+                if not self._add(found, self.table(name, holds)):
+                    return None
+        for number, kernel in enumerate(kernels_of(program)):
+            tables = tuple(found.values())
+            concurrency = self._concurrency(structure, kernel, number, tables)
+            if concurrency is None or not self._add(found, concurrency):
                 return None
-        tables = tuple(found.values())
-        concurrency = self._concurrency(structure, program, tables)
-        if concurrency is None or not self._add(found, concurrency):
-            return None
         return chosen, program
 
     def table(self, law: str, holds: Any) -> Table:
@@ -257,9 +264,15 @@ class Builder:
         return ever
 
     def _concurrency(
-        self, structure: Mapping[str, Value], program: Program, tables: tuple[Table, ...]
+        self,
+        structure: Mapping[str, Value],
+        program: Program,
+        number: int,
+        tables: tuple[Table, ...],
     ) -> Table | None:
-        """Ask the judge about each combination of the numbers that it depends on.
+        """Ask the judge about each combination of the numbers that a kernel depends on.
+
+        It is the one of this number of those that the structural choice builds.
 
         Returns None if the other tables leave nothing to ask about.
         """
@@ -304,7 +317,7 @@ class Builder:
             for table in near:
                 legal &= table.holds[tuple(pinned[:, a] for a in table.axes)]
             if legal.any():
-                known[row] = self._judge(structure, pinned[int(np.argmax(legal))])
+                known[row] = self._judge(structure, number, pinned[int(np.argmax(legal))])
         for flat in np.flatnonzero(inside):
             row = tuple(rows[flat].tolist())
             if row not in known:
@@ -314,7 +327,7 @@ class Builder:
                 )
                 if sums.count((*tables, *pins)):
                     point = sums.sample((*tables, *pins), np.random.default_rng(0), 1)[0]
-                    known[row] = self._judge(structure, point)
+                    known[row] = self._judge(structure, number, point)
         holds = np.array([known.get(tuple(row.tolist()), False) for row in rows])
         found = self._kept(Table(law.name, axes, holds.reshape(lengths) | ~inside))
         self.answers[asked] = found, numbers  # whose identities are asked for
@@ -330,12 +343,13 @@ class Builder:
         key = (table.law, table.axes, table.holds.tobytes())
         return self.equals.setdefault(key, table)
 
-    def _judge(self, structure: Mapping[str, Value], point: NDArray[np.int64]) -> bool:
+    def _judge(self, structure: Mapping[str, Value], number: int, point: NDArray[np.int64]) -> bool:
         space = self.space
         values = dict(structure)
         for name, choices, i in zip(space.axes, self.values, point, strict=True):
             values[name] = choices[int(i)]
-        return verdict(space.machine.term(space.problem.operation, Chosen(values))).legal
+        built = space.machine.term(space.problem.operation, Chosen(values))
+        return verdict(kernels_of(built)[number]).legal
 
 
 def _narrowed(

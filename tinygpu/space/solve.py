@@ -216,10 +216,11 @@ class Solver:
         space, part.judged = self.space, True
         try:
             program = space.machine.term(space.problem.operation, part.chosen)
-            case = Case.of(program, space.problem.sizes, space.device)
-            for name, holds in judged(case, self._places if space.axes else {}):
-                part.add(Member("law", name), self._clause(name, holds))
-            self._wish(part, case)
+            cases = Case.every(program, space.problem.sizes, space.device)
+            for case in cases:
+                for name, holds in judged(case, self._places if space.axes else {}):
+                    part.add(Member("law", name), self._clause(name, holds))
+            self._wish(part, cases[0])
         except ZeroDivisionError:
             part.add(Member("law", "whole_extents"), False)
         except Exception:  # where a law of the machine's own fails, there may be no term

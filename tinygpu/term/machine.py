@@ -37,7 +37,7 @@ from functools import reduce
 from operator import and_
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Self, overload
 
 from tinygpu.errors import MachineError, OperationError, ScheduleError, nearest
 from tinygpu.isa.instruction import Instruction
@@ -45,6 +45,7 @@ from tinygpu.isa.instructions import INSTRUCTIONS
 from tinygpu.isa.memory import Level
 from tinygpu.term.builder import Kernel, trace
 from tinygpu.term.operation import ACC, Operation, is_matmul
+from tinygpu.term.plan import Plan, Term, kernels_of
 from tinygpu.term.program import (
     Buffer,
     Do,
@@ -192,23 +193,28 @@ class Machine(ABC):
         """Say what the kernel does, by calls of ``k``; decisions are attributes of ``self``."""
         raise MachineError(f"machine {self.name}: says nothing; write forward(self, k)")
 
-    def program(self, operation: Operation, choose: Any) -> Program:
-        """Build the term of ``operation`` under the decisions ``choose.<name>``."""
+    def chosen(self, choose: Any) -> Self:
+        """Return the machine with the decisions ``choose.<name>`` as attributes."""
         chosen = copy.copy(self)
         vars(chosen).update({name: getattr(choose, name) for name in self.decisions()})
-        return trace(self.entry or self.name, chosen.forward, operation)
+        return chosen
 
-    def term(self, operation: Operation, choose: Any) -> Program:
+    def program(self, operation: Operation, choose: Any) -> Term:
+        """Build the term of ``operation``, or a plan, under the decisions ``choose.<name>``."""
+        return trace(self.entry or self.name, self.chosen(choose).forward, operation)
+
+    def term(self, operation: Operation, choose: Any) -> Term:
         """Build the term, as ``program`` does, of the machine's own instructions.
 
         Raises MachineError for a term that uses an instruction that the machine does not list, or
         another of that name.
         """
         built = self.program(operation, choose)
-        if isinstance(built, Program):
+        if isinstance(built, Program | Plan):
             own = {i.name: i for i in self.instructions}
             seen = {i.completion for i in self.instructions if i.completion.endswith("_group")}
-            for name, statement in used_instructions(built):
+            every = (pair for program in kernels_of(built) for pair in used_instructions(program))
+            for name, statement in every:
                 if name not in own and name not in seen:
                     raise MachineError(
                         f"machine {self.name}: {statement} needs {name}, none of its instructions "

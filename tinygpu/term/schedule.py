@@ -39,7 +39,7 @@ from tinygpu.term.expression import DEEPEST, Apply, Constant, Expression, Index,
 from tinygpu.term.machine import Chosen, Machine
 from tinygpu.term.machine import Value as Choosable
 from tinygpu.term.operation import Groups, Operand, Operation, Problem, Reduction
-from tinygpu.term.program import Program
+from tinygpu.term.plan import Term
 
 __all__ = ["VERSION", "Schedule", "device_in", "from_json", "to_json"]
 
@@ -113,8 +113,8 @@ class Schedule:
         """Return the values as attributes, as ``Machine.program`` takes them."""
         return Chosen(dict(self.decisions))
 
-    def program(self, machine: Machine, operation: Operation) -> Program:
-        """Build the term.
+    def program(self, machine: Machine, operation: Operation) -> Term:
+        """Build the term, or the plan.
 
         Raises ScheduleError if this is no schedule of the machine, OperationError if the machine
         cannot do the operation.

@@ -68,8 +68,18 @@ from tinygpu.term.program import (
 )
 
 __all__ = [
-    "TILES", "Agent", "At", "Cells", "Op", "Plan", "Section", "Spot", "Touch", "expanded",
-    "laid_out", "unfolded",
+    "TILES",
+    "Agent",
+    "At",
+    "Cells",
+    "LaidOut",
+    "Op",
+    "Section",
+    "Spot",
+    "Touch",
+    "expanded",
+    "laid_out",
+    "unfolded",
 ]  # fmt: skip
 
 TILES = "*"  # a counter's name that no parameter has
@@ -223,7 +233,7 @@ class At:
     """What a block is told of counters, each as far as guards can tell.
 
     ``gone`` and ``left``: of each parameter the steps before and from here on; ``where`` is
-    "before", "in" or "after" its loop.  ``tile``: the tile's number modulo ``Plan.turns``.
+    "before", "in" or "after" its loop.  ``tile``: the tile's number modulo ``LaidOut.turns``.
     """
 
     gone: tuple[tuple[str, int], ...]
@@ -233,7 +243,7 @@ class At:
 
 
 @dataclass(slots=True)
-class Plan:
+class LaidOut:
     """A program, laid out.  ``failed`` are the assumptions that do not hold.
 
     Guards, bounds and restarts tell apart, of a parameter's loop, so many steps from its start
@@ -362,7 +372,7 @@ class _Reader:
     def __init__(self, program: Program, early: bool) -> None:
         self.early = early
         symmetry = symmetry_of(program)
-        self.plan = Plan(
+        self.plan = LaidOut(
             program, symmetry, [], (), [], {}, {}, {}, {}, {}, 1, {}, [], {}, [], [], False, {},
             {}, [], [],
         )  # fmt: skip
@@ -372,7 +382,7 @@ class _Reader:
             self.plan.least[name] = max(0, int(low))
         self.signed = {name for name, low in program.least_values().items() if low < 0}
 
-    def read(self) -> Plan:
+    def read(self) -> LaidOut:
         plan = self.plan
         bodies = plan.bodies
         for first in range(plan.symmetry.firsts):
@@ -710,7 +720,7 @@ class _Reader:
         return own, factor, Affine(form.constant, tuple(rest))
 
 
-def _of_own(plan: Plan, index: Affine, bound: int | str) -> tuple[str, int] | None:
+def _of_own(plan: LaidOut, index: Affine, bound: int | str) -> tuple[str, int] | None:
     """Return the tile value that a guard asks to be less than a number, and the number."""
     match index.terms:
         case ((str(name), 1),) if name in plan.own and isinstance(bound, int):
@@ -752,7 +762,7 @@ def _indices(s: Statement) -> Iterator[RingUse]:
 
 
 def _places(
-    plan: Plan, agent: int, ring: Buffer | Barrier, how: str, peer: int, s: Statement
+    plan: LaidOut, agent: int, ring: Buffer | Barrier, how: str, peer: int, s: Statement
 ) -> tuple[tuple[Spot, int], ...]:
     """Return the places that a statement touches, and from which shift it is seen there."""
     asked = (agent, id(s), ring.name, how)
@@ -762,7 +772,7 @@ def _places(
 
 
 def _reached(
-    plan: Plan, agent: int, ring: Buffer | Barrier, how: str, peer: int, s: Statement
+    plan: LaidOut, agent: int, ring: Buffer | Barrier, how: str, peer: int, s: Statement
 ) -> Iterator[tuple[Spot, int]]:
     a, symmetry = plan.agents[agent], plan.symmetry
     ctas: Iterable[tuple[int, int]] = [(a.cta, 0)]
@@ -790,7 +800,7 @@ def _reached(
         yield plan.known[key], shift
 
 
-def _late(plan: Plan, s: Statement, shift: int, ctas: int) -> bool:
+def _late(plan: LaidOut, s: Statement, shift: int, ctas: int) -> bool:
     """Whether a contribution may count later than its thread goes on: of copies, or far away."""
     if not isinstance(s, Arrive):
         return True
@@ -798,7 +808,7 @@ def _late(plan: Plan, s: Statement, shift: int, ctas: int) -> bool:
     return bool(s.after) or (several and bool(shift or ctas > 1 or s.barrier.home))
 
 
-def laid_out(program: Program, *, early: bool = False) -> Plan:
+def laid_out(program: Program, *, early: bool = False) -> LaidOut:
     """Lay an erased program's loops beside one another.
 
     What a role does beside loops that it has not goes behind them, or, with ``early``, before.
@@ -806,7 +816,7 @@ def laid_out(program: Program, *, early: bool = False) -> Plan:
     return _Reader(program, early).read()
 
 
-def expanded(plan: Plan, section: Section, agent: int, at: At) -> tuple[Op, ...]:
+def expanded(plan: LaidOut, section: Section, agent: int, at: At) -> tuple[Op, ...]:
     """Return what an agent does in a block, with offsets in the place of indices."""
     scope, body = section.bodies[agent]
     if any(counter[0] in (TILES, "turns") for counter in scope.values()):
@@ -844,7 +854,7 @@ def expanded(plan: Plan, section: Section, agent: int, at: At) -> tuple[Op, ...]
 
 
 def unfolded(
-    plan: Plan, agent: int, tiles: Sequence[Mapping[str, int]], once: Mapping[str, int]
+    plan: LaidOut, agent: int, tiles: Sequence[Mapping[str, int]], once: Mapping[str, int]
 ) -> tuple[Op, ...]:
     """Return all that an agent does, where ``tiles`` and ``once`` say how often loops run.
 
@@ -905,7 +915,7 @@ class _Walk:
     ``known``: operations that do not depend on how far the loops of unknown length are.
     """
 
-    plan: Plan
+    plan: LaidOut
     agent: int
     passes: Callable[[Affine, int | str, Env], bool]
     number: Callable[[Affine, Env], int]

@@ -41,7 +41,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import NoReturn, assert_never
 
-from tinygpu.legality.concurrency.blocks import TENSOR, THROUGH, Op, Plan, Spot, Touch
+from tinygpu.legality.concurrency.blocks import TENSOR, THROUGH, LaidOut, Op, Spot, Touch
 from tinygpu.legality.concurrency.facts import Agent, Flight, Group, Phases, Slot, State
 from tinygpu.term.program import Arrive, Commit, Exit, Fence, WaitGroup
 
@@ -72,7 +72,7 @@ class FaultError(Exception):
 class Pass:
     """A pass over events, from a state."""
 
-    def __init__(self, plan: Plan, state: State) -> None:
+    def __init__(self, plan: LaidOut, state: State) -> None:
         self.plan, self.state = plan, state
         self.moved = state.symmetry.moved
         n = len(plan.agents)

@@ -48,8 +48,8 @@ from tinygpu.legality.concurrency.blocks import (
     TILES,
     At,
     Counter,
+    LaidOut,
     Op,
-    Plan,
     Section,
     expanded,
     unfolded,
@@ -120,7 +120,7 @@ class _Step:
     where: tuple[tuple[str, str], ...] = ()
 
 
-def _flat(plan: Plan) -> list[_Step]:
+def _flat(plan: LaidOut) -> list[_Step]:
     code: list[_Step] = []
     where = dict.fromkeys((*plan.inside, *plan.near, *plan.far), "before")
 
@@ -145,7 +145,7 @@ def _flat(plan: Plan) -> list[_Step]:
     return code
 
 
-def _moves(plan: Plan, param: str, tile: int) -> dict[Counter, int]:
+def _moves(plan: LaidOut, param: str, tile: int) -> dict[Counter, int]:
     """Return which counters a loop's end moves."""
     if param != TILES:
         return {("steps", param): 1}
@@ -157,7 +157,7 @@ def _moves(plan: Plan, param: str, tile: int) -> dict[Counter, int]:
     return found
 
 
-def replayed(plan: Plan, run: Witness) -> Fault | None:
+def replayed(plan: LaidOut, run: Witness) -> Fault | None:
     """Return the fault of one run, if it has one, found without any assumption."""
     state = State(plan)
     state.names = {}
@@ -216,7 +216,7 @@ Node = tuple[int, Pairs, Pairs, int, int, bool]  # step, gone, left, tile, class
 
 
 class _Search:
-    def __init__(self, plan: Plan, apart: bool) -> None:
+    def __init__(self, plan: LaidOut, apart: bool) -> None:
         self.plan = plan
         self.code = _flat(plan)
         names = (*plan.inside, *(n for n in {**plan.near, **plan.far} if n not in plan.inside))
@@ -375,6 +375,6 @@ class _Search:
         return Witness(tuple(tiles), tuple((n, done[n] + left[n]) for n in self.outside))
 
 
-def searched(plan: Plan, *, apart: bool = False) -> Outcome:
+def searched(plan: LaidOut, *, apart: bool = False) -> Outcome:
     """Search all runs whose tiles have the same trips; with ``apart`` each tile has its own."""
     return _Search(plan, apart).run()

@@ -36,7 +36,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tinygpu.legality.concurrency.blocks import Cells, Counter, Op, Plan, Spot
+from tinygpu.legality.concurrency.blocks import Cells, Counter, LaidOut, Op, Spot
 
 __all__ = ["Agent", "Facts", "Flight", "Frozen", "Group", "Phases", "Slot", "State"]
 
@@ -203,7 +203,7 @@ class Phases:
 class State:
     """A state of the pass."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: LaidOut) -> None:
         self.plan = plan
         self.symmetry = plan.symmetry
         self.shifts = plan.symmetry.shifts
@@ -329,7 +329,7 @@ class State:
         return tuple(f for f, out in zip(facts, spare.tolist(), strict=True) if not out)
 
     @staticmethod
-    def thawed(plan: Plan, frozen: Frozen) -> State:
+    def thawed(plan: LaidOut, frozen: Frozen) -> State:
         """Return a state that goes on from what was written down."""
         state = State(plan)
         state.facts, places, size = len(frozen.facts), frozen.places, state.shifts

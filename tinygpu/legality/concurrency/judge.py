@@ -35,10 +35,11 @@ from typing import Literal
 from tinygpu.errors import ProgramError, require_kind
 from tinygpu.legality.concurrency import cutoff
 from tinygpu.legality.concurrency.assumptions import assumptions
-from tinygpu.legality.concurrency.blocks import TILES, Plan, laid_out
+from tinygpu.legality.concurrency.blocks import TILES, LaidOut, laid_out
 from tinygpu.legality.concurrency.conditions import Fault
 from tinygpu.legality.concurrency.cutoff import Witness, replayed, searched
 from tinygpu.legality.concurrency.erase import erase
+from tinygpu.term.plan import Plan, Term, kernels_of
 from tinygpu.term.program import Program
 
 __all__ = ["Outcome", "Verdict", "verdict", "verdict_at", "verdict_of"]
@@ -47,7 +48,7 @@ _MANY_POINTS = 64  # that are tried where nothing is proved
 
 
 Outcome = Literal["legal", "illegal", "unproved"]
-Found = tuple[Plan, cutoff.Outcome]
+Found = tuple[LaidOut, cutoff.Outcome]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +83,29 @@ class Verdict:
                 return "\n".join(["unproved", *(f"  {doubt}" for doubt in self.doubts)])
 
 
-def verdict(program: Program, *, apart: bool = False) -> Verdict:
-    """Decide it for a program whose numbers are ints.
+def verdict(term: Term, *, apart: bool = False) -> Verdict:
+    """Decide it for a term whose numbers are ints; for a plan, kernel by kernel.
+
+    What a kernel reads is there when it begins: the boundary between two orders everything.
+    """
+    if not isinstance(term, Plan):
+        require_kind("verdict: program", term, Program, ProgramError)
+    found = [(program.name, _verdict(program, apart=apart)) for program in kernels_of(term)]
+    if first := next((one for _, one in found if not one.legal), None):
+        return first
+    if len(found) == 1:
+        return found[0][1]
+    by = "; ".join(f"{name} for {one.by}" for name, one in found)
+    return Verdict("legal", by, states=sum(one.states for _, one in found))
+
+
+def _verdict(program: Program, *, apart: bool) -> Verdict:
+    """Decide it for one kernel.
 
     All tiles have the same trips, as one parameter says; with ``apart`` each may have its own.
     That is searched first, as there are fewer states of it.  Tile values are each tile's own: any
     numbers from the least that their expressions prove.
     """
-    require_kind("verdict: program", program, Program, ProgramError)
     doubts = assumptions(program)
     found = verdict_of(erase(program), apart=apart)
     if doubts and found.outcome != "illegal":
@@ -130,7 +146,7 @@ def verdict_of(program: Program, *, apart: bool = False) -> Verdict:
     return _tried(plan, tuple(plan.failed) or (doubt,))
 
 
-def _found(program: Program, plan: Plan, apart: bool) -> Found:
+def _found(program: Program, plan: LaidOut, apart: bool) -> Found:
     """Search; where blocks do not end, again with what a role does beside loops before them."""
     found = searched(plan, apart=apart)
     if found.doubt == "lockstep":
@@ -147,7 +163,7 @@ def verdict_at(program: Program, run: Witness) -> Fault | None:
     return replayed(laid_out(erase(program)), run)
 
 
-def _tried(plan: Plan, doubts: tuple[str, ...]) -> Verdict:
+def _tried(plan: LaidOut, doubts: tuple[str, ...]) -> Verdict:
     """Look for a fault at some points where nothing is proved."""
     names = [*(n for n, _ in plan.program.parameters), *plan.own]
     least = tuple((n, plan.least[n]) for n in names)
