@@ -46,7 +46,7 @@ from tinygpu.legality.concurrency.judge import verdict
 from tinygpu.machines import MACHINES
 from tinygpu.space.space import Space
 from tinygpu.term.operation import Problem, attention
-from tinygpu.term.program import Program
+from tinygpu.term.plan import Term
 from tinygpu.term.schedule import Schedule
 
 __all__ = ["Subject", "assembled", "built", "drawn", "main", "problem", "ratio",
@@ -120,7 +120,7 @@ def drawn(number: int, count: int, seed: int, subject: Subject) -> dict[str, Any
         space = Space(machine, of, device, fixed=subject.fixed[number % len(subject.fixed)])
         if space.count() < count:
             continue
-        found = [(s, verdict(s.program(machine, of.operation))) for s in space.sample(rng, count)]
+        found = [(s, verdict(s.term(machine, of.operation))) for s in space.sample(rng, count)]
         return {
             "number": number, "words": words,
             "schedules": [dict(s.decisions) for s, v in found if v.legal],
@@ -139,7 +139,7 @@ def built(words: Words, decisions: Mapping[str, Any]) -> tuple[str, str]:
         return "", str(error)
 
 
-def assembled(program: Program, of: Problem, *, unchecked: bool = False) -> str:
+def assembled(program: Term, of: Problem, *, unchecked: bool = False) -> str:
     """Return a term's contract and code, packed.  Raises TinyGpuError if it is refused."""
     kernel = Kernel(program, arch="sm_90a", sizes=of.sizes, unchecked=unchecked)
     packed = pickle.dumps((contract_of(program, of.sizes), kernel.cubin.bytes))

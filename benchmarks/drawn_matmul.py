@@ -6,8 +6,10 @@ The shapes of the groups "drawn" and "drawn fp32" follow from a commit's hash, t
 (``--commit``, by default what is checked out), so that no code was made for them: m is log-uniform
 in 1..16384, n and k in 512..32768, with at most ``MOST_FLOP`` and ``MOST_BYTES``.  Every second one
 has multiples of 64, the others what was drawn (but k of bf16 a multiple of 8, as TMA has it).  fp32
-has the four layouts in turn.  "main" and "deep k" are those of ``hopper_matmul.py``, in an order
-that is drawn, and "clocks" those at which cuBLASLt's clock was found to be higher than ours.
+has the four layouts in turn.  "deep drawn" has few tiles and long sums: m and n in 64..1024, k in
+8192..131072, multiples of 64 and of 8 in turn; there all machines are searched.  "main" and "deep
+k" are those of ``hopper_matmul.py``, in an order that is drawn, and "clocks" those at which
+cuBLASLt's clock was found to be higher than ours.
 
 Of each shape a process of its own runs
 
@@ -49,7 +51,8 @@ from tinygpu.term.schedule import Schedule
 
 __all__ = ["GROUPS", "main", "shapes", "summary"]
 
-GROUPS = {"drawn": 25, "main": 25, "drawn fp32": 20, "deep k": 3, "clocks": 10}
+GROUPS = {"drawn": 25, "main": 25, "drawn fp32": 20, "deep k": 3, "clocks": 10,
+          "deep drawn": 8}  # fmt: skip
 CLOCKS = (
     (6000, 6144, 6144), (1333, 4096, 4096), (10000, 2048, 8192), (900, 2560, 9728),
     (12288, 12288, 12288), (4608, 4608, 4608), (65536, 512, 512), (512, 512, 16384),
@@ -69,6 +72,13 @@ _TORCH, _LT, _TRITON = (
 def shapes(group: str, commit: str, count: int) -> list[tuple[int, int, int]]:
     """Return the (m, n, k) of a group that a commit's hash draws."""
     rng = np.random.default_rng([int(commit[:8], 16), list(GROUPS).index(group)])
+    if group == "deep drawn":
+        deep = [
+            [int(math.exp(rng.uniform(math.log(low), math.log(high)))) // by * by
+             for low, high in ((64, 1024), (64, 1024), (8192, 131072))]
+            for by in ((64, 8) * count)[:count]
+        ]  # fmt: skip
+        return [(m, n, k) for m, n, k in deep]
     if "drawn" not in group:
         given = [one.problem.sizes for one in CASES if one.group == group]
         every = CLOCKS if group == "clocks" else [tuple(one[a] for a in "mnk") for one in given]
@@ -95,13 +105,14 @@ def searched(
     """Run the command; return what the row has of it, the problem, and the best and the first."""
     fp32 = group == "drawn fp32"
     dtype, layout = ("f32", _LAYOUTS[number % 4]) if fp32 else ("bf16", "nt")
-    machine = "simt" if fp32 else "hopper"
+    machines = {"drawn fp32": ("simt",), "deep drawn": ()}.get(group, ("hopper",))
     sizes = dict(zip("mnk", shape, strict=True))
     problem = Problem.of(matmul(dtype, layout=layout), **sizes)
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "found"
         words = [
-            *("search", "matmul", "--dtype", dtype, "--layout", layout, "--machine", machine),
+            *("search", "matmul", "--dtype", dtype, "--layout", layout),
+            *(word for machine in machines for word in ("--machine", machine)),
             *(word for a, size in sizes.items() for word in (f"-{a}", str(size))),
             *("--measure", "--budget", str(BUDGET), "--device", device, "--out", str(out)),
         ]
@@ -124,13 +135,14 @@ def searched(
             "predicted_seconds": ran[0]["predicted_seconds"],
             "first_predicted_seconds": first["predicted_seconds"],
             "failed": tree["failed"]}  # fmt: skip
-    both = [Schedule.of(MACHINES[machine], one["decisions"]) for one in (ran[0], first)]
+    row |= {"machine": ran[0]["machine"], "first_machine": first["machine"]}
+    both = [Schedule.of(MACHINES[one["machine"]], one["decisions"]) for one in (ran[0], first)]
     return row, problem, list(dict.fromkeys(both))
 
 
 def beside(problem: Problem, both: Sequence[Schedule]) -> dict[str, Any]:
     """Time the best and the first beside the peers, and return the row's columns."""
-    programs = {s: s.program(MACHINES[s.machine], problem.operation) for s in both}
+    programs = {s: s.term(MACHINES[s.machine], problem.operation) for s in both}
     modules = [_TORCH, _LT, *([_TRITON] if problem.operation.inputs[0].dtype != "f32" else [])]
     with Campaign(problem, options=COARSE) as campaign:
         named = [name for module in modules for name in campaign.peers(module)[:11]]

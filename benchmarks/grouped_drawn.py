@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import base64
 import pickle
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -29,7 +29,7 @@ from tinygpu.meaning.tolerance import narrowing, roundoff
 from tinygpu.term.operation import Problem, grouped_matmul
 from tinygpu.term.schedule import Schedule
 
-__all__ = ["main", "problem", "words_of"]
+__all__ = ["built", "main", "problem", "ratio", "words_of"]
 
 KINDS: Mapping[str, Mapping[str, Any]] = {
     "bf16": {"dtype": "bf16"},
@@ -62,22 +62,25 @@ def problem(words: Words) -> Problem:
     return Problem.of(grouped_matmul(**KINDS[words["kind"]]), **words["sizes"])
 
 
-def built(words: Words, decisions: Mapping[str, Any]) -> tuple[str, str]:
+def built(
+    machine: str, of: Callable[[Words], Problem], words: Words, decisions: Mapping[str, Any]
+) -> tuple[str, str]:
     """Return a schedule's code with its roundoffs, packed, or nothing and why it is refused."""
-    machine, of = MACHINES["hopper"], problem(words)
+    wanted = of(words)
     try:
-        program = Schedule.of(machine, decisions).program(machine, of.operation)
-        packed = pickle.dumps((assembled(program, of), roundoff(program), narrowing(program)))
+        on = MACHINES[machine]
+        term = Schedule.of(on, decisions).term(on, wanted.operation)
+        packed = pickle.dumps((assembled(term, wanted), roundoff(term), narrowing(term)))
         return base64.b64encode(packed).decode(), ""
     except TinyGpuError as error:
         return "", str(error)
 
 
-def ratio(packed: str, words: Words) -> float:
+def ratio(of: Callable[[Words], Problem], packed: str, words: Words) -> float:
     """Return the largest error over what is allowed, of random inputs; infinity for a NaN."""
     code, unit, narrow = pickle.loads(base64.b64decode(packed))
-    of = problem(words)
-    data, output = trial(of, words["sizes"]["m"]), Output(of)
+    wanted = of(words)
+    data, output = trial(wanted, words["sizes"]["m"]), Output(wanted)
     function = Function(*pickle.loads(base64.b64decode(code)))
     function(*data.inputs, out=output.array, **data.scalars)
     return data.worst(output, unit, narrow)
@@ -85,7 +88,16 @@ def ratio(packed: str, words: Words) -> float:
 
 main = partial(
     of_subject,
-    subject=Subject("grouped", "hopper", "h100", "kind", words_of, problem, built, ratio),
+    subject=Subject(
+        "grouped",
+        "hopper",
+        "h100",
+        "kind",
+        words_of,
+        problem,
+        partial(built, "hopper", problem),
+        partial(ratio, problem),
+    ),
 )
 
 

@@ -55,7 +55,7 @@ class Land:
     def predicted(space: Space) -> Land:
         """Return what the time model says of all schedules of a space, which has to be small."""
         problem = space.problem
-        terms = {one: one.program(space.machine, problem.operation) for one in space}
+        terms = {one: one.term(space.machine, problem.operation) for one in space}
         return Land(
             tuple(problem.sizes.values()),
             {s: float(cost(p, problem.sizes, space.device).seconds) for s, p in terms.items()},

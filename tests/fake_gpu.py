@@ -27,6 +27,7 @@ from tinygpu.codegen.run.launch import Kernel
 from tinygpu.codegen.runtime import driver, function
 from tinygpu.deadline import NEVER, Deadline
 from tinygpu.errors import LaunchError
+from tinygpu.term.plan import one_kernel
 
 if TYPE_CHECKING:
     from tinygpu.codegen.run.assemble import Cubin
@@ -136,8 +137,9 @@ class Launched:
     def arguments(self, kernel: Kernel) -> tuple[list[bytes], list[int], dict[str, int], list[Any]]:
         """Return maps, pointers, integers by their name, and scalars, as the kernel reads them."""
         operation, specialised = kernel.program.operation, kernel.program.specialised
-        count = len(tensor_maps(kernel.program))
-        names = () if specialised else signature(kernel.program)
+        program = one_kernel(kernel.program)
+        count = len(tensor_maps(program))
+        names = () if specialised else signature(program)
         maps = [ctypes.string_at(a, 128) for a in self._addresses(0, count)]
         first = len(maps)
         pointers = self._addresses(first, len(operation.operands))

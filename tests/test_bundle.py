@@ -668,7 +668,7 @@ def test_a_known_call_looks_its_start_up(fake: Gpu, monkeypatch: pytest.MonkeyPa
     bundle(a, b, out=c)
     first = fake.launched()
     fake.log.clear()
-    for name in ("view", "check", "sizes_of", "device_arch"):
+    for name in ("view", "check_steps", "sizes_of", "device_arch"):
         monkeypatch.setattr(runtime, name, None)
     for _ in range(3):
         a, b, c = arrays(50)

@@ -20,6 +20,7 @@ from tinygpu.isa.memory import DTYPES
 from tinygpu.machines.hopper import STARTS, Hopper
 from tinygpu.term.machine import Chosen, Value
 from tinygpu.term.operation import matmul
+from tinygpu.term.plan import one_kernel
 
 SMS, CLUSTERS = 132, 60
 HALF = np.float16
@@ -56,9 +57,11 @@ def test_the_grid(
     kernel = kernel_of(start, **changes)
     kernel(half(m, 64), half(n, 64))
     (told,) = fake.launched()
-    assert (told.ctas, told.threads) == (ctas, kernel.program.threads)
+    assert (told.ctas, told.threads) == (ctas, one_kernel(kernel.program).threads)
     assert told.smem_bytes == kernel.contract.smem_bytes
-    assert told.arguments(kernel)[2] == integer_values(kernel.program, {"m": m, "n": n, "k": 64})
+    assert told.arguments(kernel)[2] == integer_values(
+        one_kernel(kernel.program), {"m": m, "n": n, "k": 64}
+    )
 
 
 def test_maps_come_first_and_know_the_views(fake: Gpu) -> None:
@@ -108,9 +111,9 @@ def test_an_early_kernel_is_launched_as_one(fake: Gpu) -> None:
         launching(stream)
     told = fake.launched()
     assert [t.stream for t in told] == [11, 12, 11]
-    wanted = integer_values(kernel.program, {"m": 512, "n": 512, "k": 64})
+    wanted = integer_values(one_kernel(kernel.program), {"m": 512, "n": 512, "k": 64})
     for one in told:
-        assert (one.ctas, one.threads) == (2 * 4, kernel.program.threads)
+        assert (one.ctas, one.threads) == (2 * 4, one_kernel(kernel.program).threads)
         assert (one.smem_bytes, one.attributes) == (kernel.contract.smem_bytes, ((6, 1),))
         _, pointers, integers, _ = one.arguments(kernel)
         assert (pointers, integers) == ([a.pointer, b.pointer, c.pointer], wanted)

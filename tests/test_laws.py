@@ -22,6 +22,7 @@ from tinygpu.machines import MACHINES
 from tinygpu.machines.simt import LADDER, Simt
 from tinygpu.term.machine import Chosen, Value
 from tinygpu.term.operation import Problem, matmul
+from tinygpu.term.plan import one_kernel
 from tinygpu.term.program import (
     Access,
     Affine,
@@ -136,7 +137,7 @@ def test_every_law_says_what_it_states_and_where_that_is_from(law: Law) -> None:
 def test_ladder_points_are_legal(name: str) -> None:
     schedule = Schedule.of(Simt(), LADDER[name])
     assert check_schedule(schedule, Simt(), LARGE, H200) == ()
-    assert require_legal(schedule, Simt(), LARGE, H200).threads % 32 == 0
+    assert one_kernel(require_legal(schedule, Simt(), LARGE, H200)).threads % 32 == 0
 
 
 def test_a_message_is_one_line_with_subject_got_allowed_and_way_out() -> None:
@@ -165,7 +166,7 @@ def test_serves_asks_what_depends_on_sizes_and_nothing_else() -> None:
 
 
 def test_threads_that_an_exit_removed_do_not_leave_the_arrays() -> None:
-    naive = require_legal(Schedule.of(Simt(), LADDER["naive"]), Simt(), LARGE, H200)
+    naive = one_kernel(require_legal(Schedule.of(Simt(), LADDER["naive"]), Simt(), LARGE, H200))
     assert serves(naive, {"m": 37, "n": 41, "k": 29}) == ()
     (role,) = naive.roles
     stays = replace(naive, roles=(replace(role, body=role.body[1:]),))

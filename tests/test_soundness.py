@@ -56,6 +56,7 @@ from tinygpu.term.operation import (
     rmsnorm,
     softmax,
 )
+from tinygpu.term.plan import kernels_of
 from tinygpu.term.program import (
     Access,
     Affine,
@@ -737,4 +738,4 @@ def test_epilogues_use_what_machines_list() -> None:
     for name, start in (("hopper", HOPPER["tma store"]), ("ampere", AMPERE["plain"])):
         for operation in operations:
             if name == "hopper" or "alpha" not in operation.scalars:
-                assert MACHINES[name].term(operation, Chosen(start)).roles
+                assert kernels_of(MACHINES[name].term(operation, Chosen(start)))

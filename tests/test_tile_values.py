@@ -718,14 +718,16 @@ def test_a_guard_by_a_tile_value_is_tried_with_tiles_that_differ(negated: bool) 
     program = Schedule.of(HOPPER, STARTS["persistent"]).program(HOPPER, matmul("bf16"))
     mark = Barrier("mark", stages=2, arrivals=sum(r.copies for r in program.roles if r.copy))
 
-    def marked(values: tuple[tuple[str, Expression], ...], *asked: Any) -> Program:
+    def marked(
+        values: tuple[tuple[str, Expression], ...], index: Affine, bound: int | str
+    ) -> Program:
         def of(s: Statement) -> Statement:
             if not isinstance(s, ForTile):
                 return s
             if any(isinstance(inner, Arrive) and inner.bytes for inner in each(s.body)):
-                wait = When(*asked, (Wait(mark, var(s.tile) + -1),))
+                wait = When(index, bound, (Wait(mark, var(s.tile) + -1),))
                 return replace(s, body=(wait, *s.body), values=values)
-            arrive = When(*asked, (Elect((Arrive(mark, var(s.tile)),)),))
+            arrive = When(index, bound, (Elect((Arrive(mark, var(s.tile)),)),))
             return replace(s, body=(*s.body, arrive), values=values)
 
         roles = tuple(replace(r, body=changed(r.body, of)) for r in program.roles)

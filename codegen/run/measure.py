@@ -1,7 +1,7 @@
 """Measuring: from schedules to validated times.
 
     with Campaign(problem, store=store) as campaign:
-        for m in campaign.measure({s: s.program(machine, problem.operation) for s in schedules}):
+        for m in campaign.measure({s: s.term(machine, problem.operation) for s in schedules}):
             print(m.seconds, m.reason)
 
 A campaign has one worker process for all its calls.  Every schedule that the store does not know
@@ -123,7 +123,7 @@ def measure(
     Raises ScheduleError for a schedule that is not the machine's, LaunchError if no worker can use
     a GPU, and what the store raises.
     """
-    programs = {s: s.program(machine, problem.operation) for s in schedules}
+    programs = {s: s.term(machine, problem.operation) for s in schedules}
     with Campaign(problem, store=store, options=options) as campaign:
         found = campaign.measure(programs, peers, progress=progress)
     mine = dict(zip(programs, found, strict=False))

@@ -154,7 +154,7 @@ def _ranking(
         if not until.open:  # a hundredth of a second each, and most are never shown
             best.append(Ranked(seconds, schedule, partial(_breakdown, space, schedule)))
             continue
-        program = schedule.program(space.machine, space.problem.operation)
+        program = schedule.term(space.machine, space.problem.operation)
         if waits_at_mbarriers(program) and not (judged := verdict(program)).legal:
             refused, proven = judged, False
             continue
@@ -170,7 +170,7 @@ def _ranking(
 
 
 def _breakdown(space: Space, schedule: Schedule) -> Breakdown:
-    program = schedule.program(space.machine, space.problem.operation)
+    program = schedule.term(space.machine, space.problem.operation)
     return cost(program, space.problem.sizes, space.device)
 
 

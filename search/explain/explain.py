@@ -71,7 +71,7 @@ def explain(schedule: Schedule, machine: Machine, problem: Problem, device: Devi
     for name, value in _neighbours(schedule, machine):
         other = schedule.with_(**{name: value})
         if not check_schedule(other, machine, problem, device):
-            term = other.program(machine, problem.operation)
+            term = other.term(machine, problem.operation)
             others[name].append((value, TimeView.of(term, problem.sizes, device)))
     gains, idle = [], []
     for name, tried in others.items():
@@ -97,7 +97,7 @@ def outlined(schedule: Schedule, machine: Machine, problem: Problem, device: Dev
 
     Says all that a comparison's text says of it, much sooner.
     """
-    program = schedule.program(machine, problem.operation)
+    program = schedule.term(machine, problem.operation)
     return _outlined(TimeView.of(program, problem.sizes, device), machine, problem, device)
 
 
@@ -151,7 +151,7 @@ def seconds_of(
     found: dict[Schedule, float | None] = dict.fromkeys(schedules)
     for schedule in found:
         if not check_schedule(schedule, machine, problem, device):
-            term = schedule.program(machine, problem.operation)
+            term = schedule.term(machine, problem.operation)
             found[schedule] = float(cost(term, problem.sizes, device).seconds)
     return found
 

@@ -117,7 +117,7 @@ def measured(
     from tinygpu.codegen.run.measure import Campaign, Options
 
     operation = space.problem.operation
-    programs = {s: s.program(space.machine, operation) for s in schedules}
+    programs = {s: s.term(space.machine, operation) for s in schedules}
     with Campaign(space.problem, store=store, options=options or Options()) as campaign:
         peers = campaign.peers(CUBLASLT)[:_PEERS]
         found = campaign.measure(programs, peers, progress=progress)
@@ -363,7 +363,7 @@ class _Climb:
     def programs(self, schedules: Sequence[Schedule]) -> dict[Schedule, Term]:
         """Return the terms of schedules."""
         operation = self.campaign.problem.operation
-        return {s: s.program(self.spaces[s.machine].machine, operation) for s in schedules}
+        return {s: s.term(self.spaces[s.machine].machine, operation) for s in schedules}
 
     def in_order(self, right: Sequence[Schedule]) -> Iterator[Schedule]:
         """Yield those that do not start early, and then such single changes of the fastest."""

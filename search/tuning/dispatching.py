@@ -251,7 +251,7 @@ def timed_at(job: Job) -> ShapeTimes:
     from tinygpu.search.store import Store
 
     machines = {m.name: m for m in map(machine_named, job.machines)}
-    programs = {s: s.program(machines[s.machine], job.operation) for s in job.schedules}
+    programs = {s: s.term(machines[s.machine], job.operation) for s in job.schedules}
     with ExitStack() as open_:
         assert job.store is not None
         store = open_.enter_context(Store(job.store))
@@ -296,7 +296,7 @@ class Predictor:
 def predicted_at(job: Job) -> list[list[float]]:
     """Return for each schedule of a job its time at each of its shapes under the model."""
     chip, machines = load_device(job.device), {m.name: m for m in map(machine_named, job.machines)}
-    programs = (s.program(machines[s.machine], job.operation) for s in job.schedules)
+    programs = (s.term(machines[s.machine], job.operation) for s in job.schedules)
     return [[predict(s) for s in job.shapes] for predict in (Predictor(p, chip) for p in programs)]
 
 

@@ -173,7 +173,7 @@ def assembled(
     machines = {space.machine.name: space.machine for space in spaces}
     problem, device = spaces[0].problem, spaces[0].device
     schedules = [one.schedule for one in found.best]
-    programs = [one.program(machines[one.machine], problem.operation) for one in schedules]
+    programs = [one.term(machines[one.machine], problem.operation) for one in schedules]
     best: list[Ranked] = []
     failed: list[TinyGpuError] = []
     with watch("assemble") as progress, Builders() as builders:
@@ -202,9 +202,7 @@ def computing(
     machines = {space.machine.name: space.machine for space in spaces}
     operation = spaces[0].problem.operation
     kept, meanings, wrong = [], [], []
-    programs = [
-        one.schedule.program(machines[one.schedule.machine], operation) for one in found.best
-    ]
+    programs = [one.schedule.term(machines[one.schedule.machine], operation) for one in found.best]
     with watch("execute small instances") as progress:
         progress(0, len(programs), "")
         asked = zip(found.best, computed(programs), strict=True)

@@ -85,7 +85,7 @@ class Group:
 
     def program(self, schedule: Schedule) -> Term:
         """Return the term of one."""
-        return schedule.program(self.machine, self.problem.operation)
+        return schedule.term(self.machine, self.problem.operation)
 
 
 @dataclass(frozen=True, slots=True)

@@ -300,7 +300,7 @@ class Dispatch(ExitStack):
         def time(column: int, shape: Shape) -> float:
             schedule = self.schedules[column]
             if column not in known:
-                program = schedule.program(self.machines[schedule.machine], self.operation)
+                program = schedule.term(self.machines[schedule.machine], self.operation)
                 known[column] = Predictor(program, chip)
             return known[column](shape)
 
@@ -337,8 +337,7 @@ class Dispatch(ExitStack):
             arch = device_arch()
         mine = [self.schedules[j] for j in self.kernels]
         programs = [
-            require_computes(s.program(self.machines[s.machine], self.operation)).program
-            for s in mine
+            require_computes(s.term(self.machines[s.machine], self.operation)).program for s in mine
         ]
         found = []
         every = build_many([(program, arch, None) for program in programs])
@@ -368,7 +367,7 @@ class Dispatch(ExitStack):
         table_of = self.tables.get(rule) or self.tables["measured"]
         served = served_of(table_of, self.shapes, own)
         programs = [
-            self.schedules[j].program(self.machines[self.schedules[j].machine], self.operation)
+            self.schedules[j].term(self.machines[self.schedules[j].machine], self.operation)
             for j in self.kernels
         ]
         rows = []

@@ -236,7 +236,7 @@ def _shown(
         except ScheduleError as error:  # of a machine or a decision that is no more
             left[str(error).removeprefix("schedule file: ")] += 1
             continue
-        program = schedule.program(machine, problems[key].operation)
+        program = schedule.term(machine, problems[key].operation)
         predicted = float(cost(program, problems[key].sizes, device).seconds)
         drawn.append((key, Point(predicted, seconds, machine.name)))
     texts = {key: problem_text(problem) for key, problem in problems.items()}

@@ -289,7 +289,7 @@ def _measured_tree(spaces: Sequence[Space], found: Ranking, tuned: Tuned) -> dic
     model_first: int | None = None
     for candidate, run in tuned.finalists:
         schedule, number = candidate.schedule, len(rows) + 1
-        program = schedule.program(machines[schedule.machine], problem.operation)
+        program = schedule.term(machines[schedule.machine], problem.operation)
         told = "small instances were not executed: the time was over"
         if (meaning := tuned.meanings.get(schedule)) is not None:
             meanings.append(meaning)

@@ -139,7 +139,7 @@ def choices_tree(
             if refused:
                 row["illegal"] = refused
             else:
-                program = schedule.program(machine, problem.operation)
+                program = schedule.term(machine, problem.operation)
                 found = cost(program, sizes, chip)
                 row |= {"predicted_seconds": float(found.seconds), "bottleneck": found.bottleneck}
         row["measured"] = {

@@ -424,7 +424,7 @@ def require_legal(schedule: Schedule, machine: Machine, problem: Problem, device
     if violations:
         more = f" (and {len(violations) - 1} more)" if len(violations) > 1 else ""
         raise IllegalScheduleError(f"{violations[0]}{more}")
-    return schedule.program(machine, problem.operation)
+    return schedule.term(machine, problem.operation)
 
 
 def require_sound(program: Program, arch: str, sizes: Mapping[str, int] | None = None) -> None:

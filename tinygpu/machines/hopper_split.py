@@ -19,7 +19,7 @@ from tinygpu.term.builder import Kernel, trace
 from tinygpu.term.expression import value
 from tinygpu.term.machine import Choice
 from tinygpu.term.operation import ACC, Operand, Operation, Reduction
-from tinygpu.term.plan import Plan, Step, Term
+from tinygpu.term.plan import Plan, Step
 
 __all__ = ["HopperSplit", "split"]
 
@@ -56,7 +56,7 @@ class HopperSplit(Hopper):
         """Return what ``hopper``'s decisions have to agree on, for the first kernel."""
         return super().requires(split(operation)[0], choose)
 
-    def program(self, operation: Operation, choose: Any) -> Term:
+    def plan(self, operation: Operation, choose: Any) -> Plan:
         """Build both kernels."""
         first, second = split(operation)
         chosen = self.chosen(choose)

@@ -190,7 +190,7 @@ def _asked(space: Space, question: str, wished: tuple[Wish, ...], resources: int
 
 def _values(space: Space, schedule: Schedule, wished: tuple[Wish, ...]) -> dict[str, Value]:
     """Return what the names in wishes stand for, of a schedule."""
-    program = schedule.program(space.machine, space.problem.operation)
+    program = schedule.term(space.machine, space.problem.operation)
     case, *_ = Case.every(program, space.problem.sizes, space.device)
     names = dict.fromkeys(name for wish in wished for name in wish.names)
     return named_values(names, schedule.chosen(), space.problem.sizes, case)

@@ -199,17 +199,21 @@ class Machine(ABC):
         vars(chosen).update({name: getattr(choose, name) for name in self.decisions()})
         return chosen
 
-    def program(self, operation: Operation, choose: Any) -> Term:
-        """Build the term of ``operation``, or a plan, under the decisions ``choose.<name>``."""
+    def program(self, operation: Operation, choose: Any) -> Program:
+        """Build the term of ``operation`` under the decisions ``choose.<name>``."""
         return trace(self.entry or self.name, self.chosen(choose).forward, operation)
 
+    def plan(self, operation: Operation, choose: Any) -> Plan | None:
+        """Build several kernels, if it takes several; else None."""
+        return None
+
     def term(self, operation: Operation, choose: Any) -> Term:
-        """Build the term, as ``program`` does, of the machine's own instructions.
+        """Build the plan or the term, as ``plan`` or ``program`` does, of its own instructions.
 
         Raises MachineError for a term that uses an instruction that the machine does not list, or
         another of that name.
         """
-        built = self.program(operation, choose)
+        built = self.plan(operation, choose) or self.program(operation, choose)
         if isinstance(built, Program | Plan):
             own = {i.name: i for i in self.instructions}
             seen = {i.completion for i in self.instructions if i.completion.endswith("_group")}

@@ -39,7 +39,7 @@ from tinygpu.term.expression import Constant, Expression, value
 from tinygpu.term.operation import Operand, Operation
 from tinygpu.term.program import Program
 
-__all__ = ["Plan", "Step", "Term", "Use", "kernels_of", "steps_of"]
+__all__ = ["Plan", "Step", "Term", "Use", "kernels_of", "one_kernel", "steps_of"]
 
 _USE = re.compile(r"(\w+)\[([\w ]+(?:,[\w ]+)*)\]")
 
@@ -180,6 +180,14 @@ Term = Program | Plan
 def kernels_of(term: Term) -> tuple[Program, ...]:
     """Return the terms of all kernels."""
     return tuple(step.program for step in term.steps) if isinstance(term, Plan) else (term,)
+
+
+def one_kernel(term: Term) -> Program:
+    """Return the term of the one kernel.  Raises ProgramError for a plan."""
+    if isinstance(term, Plan):
+        names = ", ".join(step.program.name for step in term.steps)
+        raise ProgramError(f"plan {term.name}: it has the kernels {names}; take one of its steps")
+    return term
 
 
 def steps_of(term: Term, sizes: Mapping[str, int]) -> tuple[tuple[Program, dict[str, int]], ...]:

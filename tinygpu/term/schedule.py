@@ -39,7 +39,8 @@ from tinygpu.term.expression import DEEPEST, Apply, Constant, Expression, Index,
 from tinygpu.term.machine import Chosen, Machine
 from tinygpu.term.machine import Value as Choosable
 from tinygpu.term.operation import Groups, Operand, Operation, Problem, Reduction
-from tinygpu.term.plan import Term
+from tinygpu.term.plan import Term, one_kernel
+from tinygpu.term.program import Program
 
 __all__ = ["VERSION", "Schedule", "device_in", "from_json", "to_json"]
 
@@ -113,8 +114,15 @@ class Schedule:
         """Return the values as attributes, as ``Machine.program`` takes them."""
         return Chosen(dict(self.decisions))
 
-    def program(self, machine: Machine, operation: Operation) -> Term:
-        """Build the term, or the plan.
+    def program(self, machine: Machine, operation: Operation) -> Program:
+        """Build the term of one kernel.
+
+        Raises what ``term`` raises, and ProgramError for a plan of several.
+        """
+        return one_kernel(self.term(machine, operation))
+
+    def term(self, machine: Machine, operation: Operation) -> Term:
+        """Build the term, or a plan of several.
 
         Raises ScheduleError if this is no schedule of the machine, OperationError if the machine
         cannot do the operation.

@@ -617,8 +617,9 @@ class When(_Answers):
     def at_zero(self) -> str | None:
         """The name of what it asks to be 0, of what is never below, if it asks that."""
         match self.index:
-            case Affine(0, ((str(name), 1),)) if isinstance(self.bound, int) and self.bound == 1:
-                return name
+            case Affine(constant, ((str(name), factor),)):
+                asked = _is_zero(constant) and isinstance(self.bound, int) and self.bound == 1
+                return name if asked and isinstance(factor, int) and factor == 1 else None
         return None
 
     def __str__(self) -> str:
