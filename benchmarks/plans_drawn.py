@@ -25,7 +25,7 @@ __all__ = ["main", "problem", "words_of"]
 KINDS: Mapping[str, Mapping[str, Any]] = {
     "bf16 nt": {"dtype": "bf16", "layout": "nt"},
     "bf16 nn": {"dtype": "bf16", "layout": "nn"},
-    "bias silu": {"dtype": "bf16", "layout": "nt", "bias": "n", "activation": "silu"},
+    "bias silu": {"dtype": "bf16", "layout": "nt", "bias": True, "activation": "silu"},
     "f16 tn": {"dtype": "f16", "layout": "tn"},
     "f16 to f32": {"dtype": "f16", "layout": "nt", "output": "f32"},
 }

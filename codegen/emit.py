@@ -193,6 +193,7 @@ class Emitter(KernelCode):
         if self.ctas > 1:
             raise ProgramError(f"program {program.name}: a cluster, and no barriers")
         self._launched()
+        self._after_others()
         self._ranks()
         self._enter(program.roles[0], 0)
         self.body(program.roles[0].body, Scope())
@@ -209,6 +210,7 @@ class Emitter(KernelCode):
         self._ranks()
         if program.barriers:
             self._initialise()
+        self._after_others()
         first = 0
         ends = [text.label("role_end") for _ in program.roles]
         shared, last = self._last(), text.label("last")
@@ -289,9 +291,12 @@ class Emitter(KernelCode):
             text.emit("bar.sync 0")
         if uses_tensor_memory(self.program):
             self.tmem = tcgen05.allocated(self)
+
+    def _after_others(self) -> None:
+        """Wait for the kernel before, if this one may start early, and let the next one start."""
         if self.program.early:
-            text.emit("griddepcontrol.wait")
-            text.emit("griddepcontrol.launch_dependents")
+            self.text.emit("griddepcontrol.wait")
+            self.text.emit("griddepcontrol.launch_dependents")
 
     def _enter(self, role: Role, first: int) -> None:
         """Set a role's thread number and copy, and its share of the registers."""

@@ -134,10 +134,12 @@ class Launched:
     attributes: tuple[tuple[int, int], ...]
     held: Any
 
-    def arguments(self, kernel: Kernel) -> tuple[list[bytes], list[int], dict[str, int], list[Any]]:
+    def arguments(
+        self, kernel: Kernel | Program
+    ) -> tuple[list[bytes], list[int], dict[str, int], list[Any]]:
         """Return maps, pointers, integers by their name, and scalars, as the kernel reads them."""
-        operation, specialised = kernel.program.operation, kernel.program.specialised
-        program = one_kernel(kernel.program)
+        program = one_kernel(kernel.program) if isinstance(kernel, Kernel) else kernel
+        operation, specialised = program.operation, program.specialised
         count = len(tensor_maps(program))
         names = () if specialised else signature(program)
         maps = [ctypes.string_at(a, 128) for a in self._addresses(0, count)]
@@ -307,6 +309,9 @@ class Gpu:
             function=SimpleNamespace(Module=Module),
             Stream=SimpleNamespace(
                 from_external=lambda foreign: Stream(foreign.__cuda_stream__()[1], self.log)
+            ),
+            alloc=lambda size: SimpleNamespace(
+                ptr=Array((size,)).pointer, mem=SimpleNamespace(size=size)
             ),
             get_current_stream=lambda device: Stream(self.current + 100 * device, self.log),
         )

@@ -31,7 +31,7 @@ from dataclasses import dataclass, replace
 
 from tinygpu.search.explain.mends import KINDS, Kind, PieceMend, TimeView, TreeNode
 from tinygpu.search.time.breakdown import Breakdown
-from tinygpu.search.time.cost import Features, predict
+from tinygpu.search.time.cost import Features
 from tinygpu.search.time.work import Event, Tree
 
 __all__ = ["Cause", "CausePlace", "ChainStep", "causes", "excesses", "peel"]
@@ -84,7 +84,7 @@ def _cause(kind: Kind, view: TimeView) -> Cause | None:
         whole = kind.whole(view)
         if whole is None:
             return None
-        time = predict(whole.features)
+        time = view.predicted(whole.features)
         saves = view.seconds - float(time.seconds)
         if kind.shown and saves <= 0:
             return None
@@ -93,14 +93,14 @@ def _cause(kind: Kind, view: TimeView) -> Cause | None:
         mends = _mends(kind, view)
         if not mends:
             return None
-        time = predict(_mended(view, mends))
+        time = view.predicted(_mended(view, mends))
         saves = view.seconds - float(time.seconds)
         places = [
             CausePlace(
                 node.text,
                 mend[1],
                 mend[2],
-                view.seconds - float(predict(_mended(view, [(node, mend)])).seconds),
+                view.seconds - float(view.predicted(_mended(view, [(node, mend)])).seconds),
             )
             for node, mend in mends
         ]
@@ -112,9 +112,9 @@ def _removed(kind: Kind, view: TimeView) -> Breakdown:
     """Return the time without the cause: the view's own if there is nothing to mend."""
     if kind.whole is None:
         mends = _mends(kind, view)
-        return predict(_mended(view, mends)) if mends else view.time
+        return view.predicted(_mended(view, mends)) if mends else view.time
     whole = kind.whole(view)
-    return view.time if whole is None else predict(whole.features)
+    return view.time if whole is None else view.predicted(whole.features)
 
 
 def _mends(kind: Kind, view: TimeView) -> list[tuple[TreeNode, PieceMend]]:
@@ -166,10 +166,7 @@ def peel(view: TimeView, *, least: float = 0.01) -> tuple[ChainStep, ...]:
     left = {name: kind for name, kind in KINDS.items() if kind.piece is not None}
     steps: list[ChainStep] = []
     while left:
-        views = {
-            name: TimeView.seen(view.program, view.sizes, _mended(view, _mends(kind, view)))
-            for name, kind in left.items()
-        }
+        views = {name: view.seen(_mended(view, _mends(kind, view))) for name, kind in left.items()}
         best = min(views, key=lambda name: views[name].seconds)
         saves = view.seconds - views[best].seconds
         if saves < least * view.seconds:

@@ -45,7 +45,7 @@ from tinygpu.search.explain.explanation import (
     Explanation,
     Lever,
 )
-from tinygpu.search.explain.mends import TimeView, limiter
+from tinygpu.search.explain.mends import TimeView, duration, limiter
 from tinygpu.search.time.cost import cost
 from tinygpu.search.time.registers import spill_estimate
 from tinygpu.term.machine import Machine, Value
@@ -107,7 +107,7 @@ def _outlined(view: TimeView, machine: Machine, problem: Problem, device: Device
     sizes = ", ".join(f"{axis} = {size}" for axis, size in problem.extents)
     return Explanation(
         title=f"{machine.name}, {problem.operation}; {sizes}; {device.name}",
-        launch=_launch(view),
+        launch=_launch(view) + _more(view),
         seconds=view.seconds,
         interval=view.time.interval,
         noise=view.time.noise,
@@ -262,6 +262,15 @@ def _rate(problem: Problem, device: Device, view: TimeView) -> tuple[float, floa
 def _spilled(view: TimeView) -> float:
     stepped = view.features.stepped
     return 0.0 if stepped else float(spill_estimate(view.program, view.device))
+
+
+def _more(view: TimeView) -> str:
+    """Say which of several kernels this is, and what the others take."""
+    if not view.others:
+        return ""
+    seconds = duration(sum(float(one.seconds) for one in view.others))
+    many = f"the first of {1 + len(view.others)} kernels"
+    return f"; it is {view.program.name}, {many}, the others take {seconds}"
 
 
 def _launch(view: TimeView) -> str:

@@ -42,8 +42,8 @@ from typing import Any
 import numpy as np
 
 from tinygpu.devices.device import Device
-from tinygpu.search.time.breakdown import Breakdown
-from tinygpu.search.time.cost import Features, Placed, features, predict
+from tinygpu.search.time.breakdown import Breakdown, added
+from tinygpu.search.time.cost import Features, Placed, cost, features, predict
 from tinygpu.search.time.pattern import lines, wavefronts
 from tinygpu.search.time.work import WARP, Event, Guard, Loop, Tree, returned
 from tinygpu.term.plan import Term, steps_of
@@ -79,28 +79,39 @@ class Mended:
 
 @dataclass(frozen=True, slots=True)
 class TimeView:
-    """A term at given sizes on a device: its features, its time, its pieces of work."""
+    """A term at given sizes on a device: its features, its time, its pieces of work.
+
+    Of a plan it is the first kernel, whose work can be mended; ``others`` are the times of those
+    behind it, which its time has in it.
+    """
 
     program: Program
     sizes: Mapping[str, int]
     features: Features
     time: Breakdown
     nodes: tuple[TreeNode, ...]
+    others: tuple[Breakdown, ...] = ()
 
     @staticmethod
     def of(term: Term, sizes: Mapping[str, int], device: Device) -> TimeView:
-        """Account for a term, of a plan for its first kernel."""
-        program, own = steps_of(term, sizes)[0]
-        return TimeView.seen(program, own, features(program, own, device))
+        """Account for a term."""
+        (program, own), *more = steps_of(term, sizes)
+        found = features(program, own, device)
+        others = tuple(cost(other, size, device) for other, size in more)
+        return TimeView(program, own, found, predict(found), (), others).seen(found)
 
-    @staticmethod
-    def seen(program: Program, sizes: Mapping[str, int], found: Features) -> TimeView:
-        """Look at features that may have been mended."""
+    def seen(self, found: Features) -> TimeView:
+        """Look at it with features that may have been mended."""
         nodes: list[TreeNode] = []
         for agent in found.agents:
             for tree, times in ((agent.before, 1), (agent.body, found.steps), (agent.after, 1)):
                 nodes += _nodes(tree, "", float(times))
-        return TimeView(program, sizes, found, predict(found), tuple(nodes))
+        time = self.predicted(found)
+        return replace(self, features=found, time=time, nodes=tuple(nodes))
+
+    def predicted(self, found: Features) -> Breakdown:
+        """Return the time with features that may have been mended."""
+        return added([predict(found), *self.others]) if self.others else predict(found)
 
     def without(self, **values: Any) -> Features:
         """Account for it on a device with other numbers."""

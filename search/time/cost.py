@@ -86,6 +86,7 @@ __all__ = ["Features", "Placed", "combined", "cost", "features", "predict"]
 Numbers = Any
 INSTRUCTION_BYTES = 16  # spec: since Volta
 LATE_POWER = 2.0  # fitted: of the room that is left, in what a late start costs
+EARLY_LAUNCH = 0.5  # fitted: what an early start hides of a launch, 1.1 to 1.5 us of five plans
 FLYING_POWER = 4.0  # fitted: how sharply DRAM slows down where too few bytes are in flight
 MISSES_POWER = 5.5  # fitted: how sharply one of DRAM and L2 takes over from the other
 OF_TILES = ("tensor", "smem", "tma", "fill")
@@ -268,6 +269,7 @@ def _of_threads(f: Features, place: Placed) -> Breakdown:
     parts["dram"] = (place.dram_bytes + place.stored_bytes) / dram_rate
     parts["spills"] = parts["issue"] * FITTED["spill"] * launch.spilled()
     started = device.launch_seconds + FITTED["start"] / device.clock_hz
+    started = started * (1 - EARLY_LAUNCH * launch.early)
     parts["launch"] = 0.0 if "launch" in launch.without else started
     parts["clear"] = launch.clear_seconds()
     return Breakdown(combined(parts), parts)

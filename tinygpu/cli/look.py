@@ -165,7 +165,7 @@ def check(schedule: SCHEDULE, device: ON = "", machine: OWN = "", as_json: JSON 
         broken = check_schedule(given.schedule, given.machine, given.problem, given.device)
     proof = meaning = ""
     if not broken:
-        program = given.schedule.program(given.machine, given.problem.operation)
+        program = given.schedule.term(given.machine, given.problem.operation)
         with working("executing small instances"):
             found = computes(program)
         if not found.wrong:

@@ -335,9 +335,9 @@ LAWS: Mapping[str, Law] = {
         ),
         Law(
             "early",
-            "States that a term that may start early waits for the kernel before it.",
+            "States that a term that may start early is for a chip that lets it wait.",
             _PTX + "griddepcontrol; CUDA C++ Programming Guide, Programmatic Dependent Launch",
-            "start it when the kernel before it has ended (early), or use a term with mbarriers",
+            "start it when the kernel before it has ended (early), or take a chip from sm_90 on",
             of_case=early,
         ),
         *STORAGE_LAWS.values(),

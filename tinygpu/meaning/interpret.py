@@ -37,7 +37,7 @@ from tinygpu.meaning.race import Finding, GlobalArray
 from tinygpu.meaning.tolerance import ratio_of
 from tinygpu.meaning.touched import Toucher
 from tinygpu.meaning.turns import run_grid
-from tinygpu.term.expression import Constant, Expression
+from tinygpu.term.expression import Expression
 from tinygpu.term.fields import require_known
 from tinygpu.term.operation import Problem
 from tinygpu.term.plan import Plan, Term
@@ -249,17 +249,19 @@ def _sizes_in(program: Program, expressions: Iterable[Expression]) -> set[str]:
 
 def _reduced_plan(problem: Problem, plan: Plan) -> dict[str, int]:
     """Return sizes at which each kernel of a plan meets every situation; what is cut stays so."""
-    found = dict.fromkeys(problem.sizes, 1)
+    found, units = dict.fromkeys(problem.sizes, 1), dict.fromkeys(problem.sizes, 1)
     axes = {o.name: o.axes for o in plan.operation.operands}
     for step in plan.steps:
         whole = step.sizes_at(problem.sizes)
-        fixed = {name for name, size in step.sizes if isinstance(size, Constant)}
         small = reduced(Problem.of(step.program.operation, **whole), step.program)
-        own = {axis: whole[axis] if axis in fixed else small[axis] for axis in whole}
+        own = {**small, **step.fixed}
         for use in step.uses:
             for axis, cut in zip(axes.get(use.array, ()), use.axes, strict=False):
                 found[axis] = max(found[axis], prod(own[a] for a in cut))
-    return found
+                if len(cut) == 1:
+                    units[axis] = lcm(units[axis], edge_of(step.program, cut[0])[0])
+    whole = {axis: -(-size // units[axis]) * units[axis] for axis, size in found.items()}
+    return {axis: min(size, problem.sizes[axis]) for axis, size in whole.items()}
 
 
 def edge_of(program: Program, axis: str) -> tuple[int, bool]:

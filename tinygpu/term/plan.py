@@ -76,6 +76,11 @@ class Step:
         given = ((n, e if isinstance(e, Expression) else Constant(e)) for n, e in sizes.items())
         return Step(program, tuple(given), tuple(uses))
 
+    @property
+    def fixed(self) -> dict[str, int]:
+        """Its sizes that are the same at all of the plan's."""
+        return {n: int(e.number) for n, e in self.sizes if isinstance(e, Constant)}
+
     def sizes_at(self, sizes: Mapping[str, int]) -> dict[str, int]:
         """Return its sizes at those of the plan."""
         own = dict(self.sizes)
@@ -160,11 +165,11 @@ class Plan:
         """Yield an array, an axis that is cut, its size, and the number that has to divide it."""
         axes = {o.name: o.axes for o in self.operation.operands}
         for step in self.steps:
-            own = step.sizes_at(sizes)
             for use in step.uses:
                 for axis, cut in zip(axes.get(use.array, ()), use.axes, strict=False):
                     if len(cut) > 1:
-                        yield use.array, axis, sizes[axis], prod(own[a] for a in cut[:-1])
+                        parts = prod(step.fixed.get(a, 1) for a in cut)
+                        yield use.array, axis, sizes[axis], parts
 
     def __str__(self) -> str:
         lines = [f"plan {self.name}: {self.operation}"]

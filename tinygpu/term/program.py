@@ -168,10 +168,10 @@ class Program:
     fit the device are launched, and share the tiles (``ForTile``); else one for each tile.
     ``snake``: a cluster's every second tile is counted from the other end of its round.
     ``early``: it may start while the kernel before it ends, and waits for that one's results
-    before it reads or writes any (programmatic dependent launch); only a term with mbarriers has
-    code that does (law ``early``).  Its wait is for the kernel before it alone.  So that one has to
-    wait itself before it lets dependents start, as every kernel of this project does: after a
-    kernel from elsewhere that triggers without having waited, what came earlier still may write.
+    before it reads or writes any (programmatic dependent launch, law ``early``).  Its wait is for
+    the kernel before it alone.  So that one has to wait itself before it lets dependents start, as
+    every kernel of this project does: after a kernel from elsewhere that triggers without having
+    waited, what came earlier still may write.
     """
 
     name: str
