@@ -19,6 +19,7 @@ from tinygpu.legality.tensor_laws import TENSOR_LAWS
 from tinygpu.legality.tmem_laws import TMEM_LAWS
 from tinygpu.legality.warp_laws import WARP_LAWS
 from tinygpu.machines import MACHINES
+from tinygpu.machines.hopper import STARTS
 from tinygpu.machines.simt import LADDER, Simt
 from tinygpu.term.machine import Chosen, Value
 from tinygpu.term.operation import Problem, matmul
@@ -102,6 +103,14 @@ def test_every_law_breaks_somewhere_and_names_its_mend(law: str) -> None:
         assert found[law].mend in message
         with pytest.raises(IllegalScheduleError):
             require_legal(schedule, Simt(), problem, device)
+    elif law == "even_cuts":
+        split = MACHINES["hopper_split"]
+        chosen = Schedule.of(split, {**STARTS["ring"], "split_k": 3, "add_vector": 1})
+        cut, whole = ({**LARGE.sizes, "k": k} for k in (4096, 4104))
+        term = chosen.term(split, matmul("bf16", layout="nt"))
+        for sizes, holds in ((cut, False), (whole, True)):
+            case, *_ = Case.every(term, sizes, H200)
+            assert all(c.holds for c in LAWS[law].clauses(case)) == holds
     elif law == "store_once":
         program = Simt().program(matmul(), Chosen(LADDER["naive"]))
         case = Case.of(_stored_twice(program), LARGE.sizes, H200)

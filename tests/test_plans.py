@@ -38,7 +38,7 @@ from tinygpu.search.time.cost import cost
 from tinygpu.space.space import Space
 from tinygpu.term.expression import Constant, value
 from tinygpu.term.operation import Problem, matmul
-from tinygpu.term.plan import Plan, Step, kernels_of, one_kernel, steps_of
+from tinygpu.term.plan import Plan, PlanStep, kernels_of, one_kernel, steps_of
 from tinygpu.term.program import Elect, For, ForTile, Program, Statement, changed
 from tinygpu.term.schedule import Schedule, to_json
 from tinygpu.term.statement import Wait
@@ -88,7 +88,7 @@ def _used(number: int, **arrays: str) -> Callable[[Plan], Plan]:
         old = {u.operand: f"{u.array}[{', '.join(map(' '.join, u.axes))}]"
                for u in steps[number].uses}  # fmt: skip
         sizes = dict(steps[number].sizes)
-        steps[number] = Step.of(steps[number].program, sizes, **{**old, **arrays})
+        steps[number] = PlanStep.of(steps[number].program, sizes, **{**old, **arrays})
         return replace(built, steps=tuple(steps))
 
     return of

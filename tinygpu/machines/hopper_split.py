@@ -19,7 +19,7 @@ from tinygpu.term.builder import Kernel, trace
 from tinygpu.term.expression import value
 from tinygpu.term.machine import Choice
 from tinygpu.term.operation import ACC, Operand, Operation, Reduction
-from tinygpu.term.plan import Plan, Step
+from tinygpu.term.plan import Plan, PlanStep
 
 __all__ = ["HopperSplit", "split"]
 
@@ -69,9 +69,9 @@ class HopperSplit(Hopper):
                                                                    operation.output)}  # fmt: skip
         own = f"parts[{_PART}, m, n]"
         return Plan(self.entry, operation, (
-            Step.of(trace(self.entry, chosen.forward, first),
+            PlanStep.of(trace(self.entry, chosen.forward, first),
                     {_PART: parts, "k": value("k").ceildiv(parts)}, **uses, c=own),
-            Step.of(trace("add_parts", chosen.add, second), {_PART: parts}, parts=own, **others),
+            PlanStep.of(trace("add_parts", chosen.add, second), {_PART: parts}, parts=own, **others),
         ))  # fmt: skip
 
     def add(self, k: Kernel) -> None:

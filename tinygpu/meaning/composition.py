@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tinygpu.isa.algebra import Algebra
-from tinygpu.term.plan import Plan, Use
+from tinygpu.term.plan import Plan, PlanArray
 from tinygpu.term.program import Program
 
 __all__ = ["Arrays", "by_reference", "composed", "part_of"]
@@ -69,7 +69,7 @@ def composed(plan: Plan, sizes: Mapping[str, int], inputs: Mapping[str, Any], ru
 
 
 def part_of(
-    array: NDArray[Any], use: Use, axes: tuple[str, ...], sizes: Mapping[str, int]
+    array: NDArray[Any], use: PlanArray, axes: tuple[str, ...], sizes: Mapping[str, int]
 ) -> NDArray[Any]:
     """Return an array as a step sees it, in the order of its operand's axes: a view."""
     names = [axis for cut in use.axes for axis in cut]

@@ -4,9 +4,9 @@ A plan does one operation by *steps*.  Each step is a term with an operation of 
 that follow from the plan's, and says which array each of its operands is.  An array that is none of
 the operation's is a *workspace*: an earlier step writes it, a later one reads it.
 
-    part = Step.of(matmul_of_parts, {"l": 8, "k": value("k").ceildiv(8)},
+    part = PlanStep.of(matmul_of_parts, {"l": 8, "k": value("k").ceildiv(8)},
                    a="a[m, l k]", b="b[n, l k]", c="parts[l, m, n]")
-    add = Step.of(sum_over_l, {"l": 8}, parts="parts[l, m, n]", c="c[m, n]")
+    add = PlanStep.of(sum_over_l, {"l": 8}, parts="parts[l, m, n]", c="c[m, n]")
     Plan("split", operation, (part, add))
 
 ``a[m, l k]``: axis for axis of the array the axes of the step that it is cut into, slowest first.
@@ -39,13 +39,13 @@ from tinygpu.term.expression import Constant, Expression, value
 from tinygpu.term.operation import Operand, Operation
 from tinygpu.term.program import Program
 
-__all__ = ["Plan", "Step", "Term", "Use", "kernels_of", "one_kernel", "steps_of"]
+__all__ = ["Plan", "PlanStep", "Term", "PlanArray", "kernels_of", "one_kernel", "steps_of"]
 
 _USE = re.compile(r"(\w+)\[([\w ]+(?:,[\w ]+)*)\]")
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
+class PlanArray:
     """Which array an operand of a step is, and into which of the step's axes each of its is cut."""
 
     operand: str
@@ -57,24 +57,24 @@ class Use:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class PlanStep:
     """One kernel of a plan: its term, its sizes where they are not the plan's, its arrays."""
 
     program: Program
     sizes: tuple[tuple[str, Expression], ...]
-    uses: tuple[Use, ...]
+    uses: tuple[PlanArray, ...]
 
     @staticmethod
-    def of(program: Program, sizes: Mapping[str, int | Expression], **arrays: str) -> Step:
+    def of(program: Program, sizes: Mapping[str, int | Expression], **arrays: str) -> PlanStep:
         """Return a step whose operands are arrays, as ``a="a[m, l k]"``.  Raises ProgramError."""
         uses = []
         for operand, text in arrays.items():
             if not (match := _USE.fullmatch(text)):
                 raise ProgramError(f"step: {operand} = {text!r}; write it as a[m, l k]")
             axes = tuple(tuple(axis.split()) for axis in match[2].split(","))
-            uses.append(Use(operand, match[1], axes))
+            uses.append(PlanArray(operand, match[1], axes))
         given = ((n, e if isinstance(e, Expression) else Constant(e)) for n, e in sizes.items())
-        return Step(program, tuple(given), tuple(uses))
+        return PlanStep(program, tuple(given), tuple(uses))
 
     @property
     def fixed(self) -> dict[str, int]:
@@ -99,7 +99,7 @@ class Plan:
 
     name: str
     operation: Operation
-    steps: tuple[Step, ...]
+    steps: tuple[PlanStep, ...]
 
     def __post_init__(self) -> None:
         names = [step.program.name for step in self.steps]
