@@ -35,7 +35,7 @@ __all__ = ["PAGES", "TABLES", "main", "renewed"]
 ROOT = Path(__file__).parent.parent
 _NAMES = (
     "README.md", "docs/results.md", "docs/measuring.md", "docs/model-concurrency.md",
-    "docs/attention.md", "docs/grouped.md",
+    "docs/attention.md", "docs/grouped.md", "docs/plans.md",
 )  # fmt: skip
 PAGES = tuple(ROOT / page for page in _NAMES)
 """The pages that have such tables."""
@@ -826,6 +826,34 @@ def _grouped() -> str:
     return f"{_markdown(columns, rows)}\n\n{means} {told}"
 
 
+def _deep() -> str:
+    """Return what a search over all machines finds where k is deep, on both cards."""
+    told, notes = [], []
+    for card in ("h100", "h200"):
+        path = FOLDER.parent / card / "drawn_matmul_deep.json"
+        tree = json.loads(path.read_text(encoding="utf-8"))
+        for row in tree["rows"]:
+            chosen, seconds = row["schedule"], row["seconds"]
+            parts = f"plan, {chosen['split_k']}" if "split_k" in chosen else (
+                f"cluster, {chosen['cluster_k']}")  # fmt: skip
+            told.append((
+                card.upper(), _shape(row), parts, f"{seconds * 1e6:.1f} us",
+                _ratio(row["predicted_seconds"], seconds), _ratio(row["cublaslt_seconds"], seconds),
+                _ratio(row["torch_seconds"], seconds), _ratio(row["peer_seconds"], seconds),
+                _ratio(seconds, row["first_seconds"]),
+            ))  # fmt: skip
+        (line,), record = tree["summary"], tree["provenance"]
+        notes.append(
+            f"{card.upper()}: geometric mean of the best {line['best']:.3f}, least "
+            f"{line['best_least']:.3f}; the model's first {line['first']:.3f}. "
+            f"`{record['command']}`; {record['device']}, driver {record['driver']}; "
+            f"{record['date'][:10]}, commit {record['commit'][:12]}."
+        )
+    columns = ("card", "m x n x k", "parts of k", "#time", "#predicted / measured time",
+               "#of cuBLASLt", "#of torch", "#of the best", "#found / model's first")  # fmt: skip
+    return "\n\n".join([_markdown(columns, told), *notes])
+
+
 def _run_of_attention(table: str, tree: Mapping[str, Any], rows: Sequence[Any]) -> str:
     """Return from which runs rows are."""
     runs = [tree["runs"][number] for number in sorted({row["run"] for row in rows})]
@@ -844,6 +872,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "attention searched": lambda: _attention("attention_searched"),
     "attention decode": _decode,
     "grouped": _grouped,
+    "deep": _deep,
     "agreement": _agreement,
     "ampere": _ampere,
     "ampere beside": lambda: _beside("ampere_matmul"),
