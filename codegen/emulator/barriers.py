@@ -18,14 +18,14 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from .clocks import INITS, LIFE, ORDER, PROXIED, RESERVED
+from .clocks import FAR, FENCED, INITS, LIFE, ORDER, PROXIED, RESERVED
 from .decoder import Action, Builder, Control, Decoder, Source, Target, together
 from .memory import SHARED
 from .moves import space_of
 from .parser import Instruction
 from .report import Array
 from .run import WARP, ClusterBarrier, Group, Mbarrier, NamedBarrier, Run, Waiter
-from .spaces import fence as order
+from .scopes import fence as order
 from .spaces import granules, shared_at
 
 __all__ = ["TABLE", "arrive", "at_barrier", "barriers_at", "complete_bytes", "end"]
@@ -533,23 +533,24 @@ def _acquire(run: Run, barrier: Mbarrier, group: Group, *, relaxed: bool) -> Non
     clock = barrier.released
     if relaxed:
         clock = clock.copy()
-        clock[[ORDER, PROXIED]] = -1
+        clock[[ORDER, PROXIED, FENCED, FAR]] = -1
     run.clocks.acquire(*run.members(group), clock)
 
 
 def _fence(d: Decoder, i: Instruction) -> Action:
     """Fences: of proxies, of barriers' initialisation, or of all, for relaxed arrivals after it."""
     proxy = "proxy" in i.parts and any(p.startswith("async") for p in i.parts)
-    proxy &= "global" not in i.parts  # of shared memory it says nothing
-    inits = "mbarrier_init" in i.parts
+    clocks = [PROXIED] * (proxy and "global" not in i.parts)
+    clocks += [FENCED] * (proxy and not any("shared" in p for p in i.parts))
+    clocks += [INITS] * ("mbarrier_init" in i.parts)
 
     def fence(run: Run, group: Group) -> None:
         step = run.tick()
         for domain, agents in run.by_domain(group):
-            for clock in [PROXIED] * proxy + [INITS] * inits:
+            for clock in clocks:
                 run.clocks.fence(domain, agents, step, clock)
-        if "proxy" not in i.parts and not inits:
-            order(run, group, step)
+        if "proxy" not in i.parts and "mbarrier_init" not in i.parts:
+            order(run, group, step, i)
 
     return fence
 

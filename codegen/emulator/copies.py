@@ -20,14 +20,17 @@ import numpy as np
 
 from .atomics import UPDATES
 from .barriers import arrive, at_barrier, barriers_at, complete_bytes
-from .clocks import ORDER, PROXIED
+from .clocks import FENCED, ORDER, PROXIED
 from .decoder import Action, Builder, Decoder, commits, each_thread, waits
-from .memory import PARAM, SHARED
+from .memory import PARAM, SHARED, Part
 from .moves import hint
 from .parser import Instruction, split
+from .races import check_read, check_write
 from .report import Array
 from .run import FIRST_SHARED, Group, Mbarrier, Run, one_of
-from .spaces import check_write, granules, hold, multicast, outside, place, shared_at
+from .scopes import GPU, Semantics
+from .spaces import check_write as check_shared_write
+from .spaces import granules, hold, multicast, outside, place, shared_at
 from .tensor_map import TensorMap, swizzled
 from .values import TYPES
 
@@ -48,6 +51,7 @@ def _cp_async(d: Decoder, i: Instruction) -> Action:
     ignores = bool(rest) and d.kernel.registers.get(rest[0]) == "pred"
     taken = d.source(rest[0], "pred" if ignores else "u32") if rest else None
     d.touch(size)
+    d.touch(size, "global")
 
     def copy(run: Run, group: Group) -> None:
         found = shared_at(run, group, to(run, group), size)
@@ -66,8 +70,12 @@ def _cp_async(d: Decoder, i: Instruction) -> Action:
         run.conflict(conflict, "copies to")
         for taken_bytes in np.unique(count[count > 0]).tolist():
             mask = count == taken_bytes
-            parts = run.memory.locate(source[mask], taken_bytes)
-            outside(run, here.where(mask), source[mask], taken_bytes, parts)
+            parts, readers = run.memory.locate(source[mask], taken_bytes), here.where(mask)
+            outside(run, readers, source[mask], taken_bytes, parts)
+            for part in parts:
+                chosen = slice(None) if part.which is None else part.which
+                those = Group(readers.threads[chosen])
+                check_read(run, those, part, taken_bytes, channels=channels[mask][chosen])
 
         def move(which: Array) -> None:
             index = np.arange(size)
@@ -117,6 +125,10 @@ class _Part:
     coordinates: tuple[int, ...] = ()
     start: int = 0
     torn: int = 0  # bytes of a line's last piece of 16 B, where the line ends in it
+
+    def of_global(self, run: Run) -> Iterator[Part]:
+        """Yield what there is of it, by allocation."""
+        return iter(run.memory.locate(self.addresses[self.inside], self.dtype.itemsize))
 
     def load(self, run: Run) -> Array:
         """Return the bytes, with ``fill`` for what does not exist."""
@@ -180,6 +192,7 @@ def _bulk(d: Decoder, i: Instruction) -> Action:
     """Route a bulk copy by its spaces."""
     spaces = [p for p in i.parts if p.split("::")[0] in ("global", "shared")]
     d.touch(16)
+    d.touch(16, "global")
     if spaces[0].startswith("shared"):
         return _load(d, i)
     return _store(d, i)
@@ -255,6 +268,9 @@ def _fill(
             run.find("exit", f"a load of {who} lands in {run.cta_name(cta)}, which has ended")
         run.shared.reshape(-1, 16)[flat // 16] = fetch().reshape(-1, 16)
 
+    for found in part.of_global(run):
+        width = part.dtype.itemsize
+        check_read(run, one_of(thread), found, width, by=FENCED, channels=barrier.channel)
     _send(run, thread, flat, 16, barrier, land, "loads into", by=PROXIED)
 
 
@@ -346,7 +362,7 @@ def _st_bulk(d: Decoder, i: Instruction) -> Action:
                 continue
             found = shared_at(run, one, np.array([address - start]), total, align=8)
             if found is not None:
-                check_write(run, one, found[1], total)
+                check_shared_write(run, one, found[1], total)
                 run.shared[int(found[1][0]) :][:total] = 0
 
     return store
@@ -397,8 +413,13 @@ def _put(run: Run, thread: int, flat: Array, part: _Part, reduction: str) -> Non
 
     one, channel = one_of(thread), run.channel("bulk stores", thread, thread)
     hold(run, one, flat, 16, channel, "stores from")
+    written = run.channel("bulk stores' writes", thread, thread)
+    how = Semantics(GPU if reduction else 0)
+    for found in part.of_global(run):
+        check_write(run, one, found, dtype.itemsize, how, by=FENCED, channels=written)
     pending = run.issue(put)
     run.keep("bulk stores", one, channel, lambda _: run.finish(pending))
+    run.keep("bulk stores' writes", one, written, lambda _: run.finish(pending))
 
 
 def unfinished(run: Run) -> None:
@@ -414,8 +435,8 @@ TABLE: Mapping[str, Builder] = {
     "cp.async.mbarrier.arrive": _copy_arrive,
     **{f"cp.{way}.bulk{of}": _bulk for way in ("async", "reduce.async") for of in ("", ".tensor")},
     **dict.fromkeys(("cp.async.bulk.prefetch", "cp.async.bulk.prefetch.tensor"), hint),
-    "cp.async.bulk.commit_group": commits("bulk stores"),
-    "cp.async.bulk.wait_group": waits("bulk stores"),
+    "cp.async.bulk.commit_group": commits("bulk stores", "bulk stores' writes"),
+    "cp.async.bulk.wait_group": waits("bulk stores", "bulk stores' writes"),
     **dict.fromkeys(("st.async", "red.async"), _st_async),
     "st.bulk": _st_bulk,
 }

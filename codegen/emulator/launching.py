@@ -34,12 +34,13 @@ from . import (
     warp,
     wgmma,
 )
+from .accesses import Grid
 from .decoder import Builder, Code, decode
 from .errors import LaunchError, ProgramError
 from .forms import FORMS
 from .functions import address_of
 from .memory import Memory
-from .report import Array, Finding, Report, gathered
+from .report import NOT_CHECKED, Array, Finding, Report, gathered
 from .run import WARP, Run
 from .tensor_map import TensorMap
 from .values import TYPES, constant, immediate, typed
@@ -149,6 +150,7 @@ def launch(
     smem_bytes: int = 0,
     limit: int = 5_000_000,
     lanes: bool | None = None,
+    races: bool = True,
 ) -> Report:
     """Run a kernel; what it writes is in the arrays of ``memory``.
 
@@ -157,7 +159,7 @@ def launch(
     bounds the instructions of all groups: a run beyond it ends with a finding.  ``completion`` says
     when asynchronous operations are performed.  With ``lanes`` each thread is an agent of its own,
     so that races inside a warp are found; it is the default where a cluster has at most
-    ``LANES_AT_MOST`` threads.
+    ``LANES_AT_MOST`` threads.  With ``races`` those on global memory are found.
 
     Raises LaunchError for arguments that the kernel cannot take, ProgramError for an instruction
     that is not run.
@@ -192,6 +194,8 @@ def launch(
         cooperative = any("%envreg" in o for i in code.instructions for o in i.operands)
         batch = total if cooperative else max(1, room // size) * size
         workspace = memory.allocate(np.zeros(64, np.uint32), "grid workspace") if cooperative else 0
+        each = threads // (1 if lanes else WARP)
+        held = Grid(total * each, each, size, code.global_granule) if races else None
         while done < total:
             now = run = Run(
                 code=code,
@@ -214,6 +218,8 @@ def launch(
                 workspace=workspace,
                 elapsed=elapsed,
                 unit=1 if lanes else WARP,
+                races=held,
+                log=held.log if held else [],
             )
             run.run()
             if not run.live.any():
@@ -227,7 +233,7 @@ def launch(
         for instruction, count in zip(code.instructions, counts, strict=True):
             if count:
                 issued[instruction.opcode] = issued.get(instruction.opcode, 0) + count
-        return Report(gathered(findings.values()), issued)
+        return Report(gathered(findings.values()), issued, () if races else NOT_CHECKED)
 
 
 def _three(extent: Extent) -> tuple[int, int, int]:

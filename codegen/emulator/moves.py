@@ -20,7 +20,7 @@ from .memory import LOCAL, PARAM, SHARED
 from .parser import Instruction
 from .report import Array
 from .run import Group, Run
-from .spaces import semantics
+from .scopes import semantics
 from .values import PACKED, TYPES
 
 __all__ = ["TABLE", "hint", "space_of"]
@@ -79,8 +79,7 @@ def _shape(d: Decoder, i: Instruction, space: str) -> int:
         raise d.error(f"{width} B at once; 16 are the most, 32 in global memory")
     if width > 16 and d.parsed.target and not runs_on("100", d.parsed.target):
         raise d.error(f"{width} B at once need .target sm_100, not {d.parsed.target}")
-    if space in ("shared", "cluster", "generic"):
-        d.touch(min(width, 16))
+    d.touch(min(width, 16), space)
     return lanes
 
 

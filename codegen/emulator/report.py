@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 __all__ = ["NOT_CHECKED", "Array", "Finding", "Report", "gathered"]
 
 NOT_CHECKED = ("races in global memory",)
-"""What no run looks for, so that its findings say nothing of it."""
+"""What a run does not look for if it is told so: its findings say nothing of it."""
 
 Array = NDArray[Any]
 
@@ -105,17 +105,18 @@ class Report:
 
     ``instruction_counts`` says for each opcode how many warps issued it, summed over the run.
 
-    >>> print(Report((), {}))
+    >>> print(Report((), {}, NOT_CHECKED))
     nothing found
     not checked: races in global memory
     """
 
     findings: tuple[Finding, ...]
     instruction_counts: dict[str, int]
+    not_checked: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         found = [str(finding) for finding in self.findings] or ["nothing found"]
-        return "\n".join([*found, f"not checked: {', '.join(NOT_CHECKED)}"])
+        return "\n".join([*found, *(f"not checked: {what}" for what in self.not_checked)])
 
     @property
     def kinds(self) -> set[str]:

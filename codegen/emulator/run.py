@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from .clocks import ORDER, PROXIED, Clocks, Conflict
+from .clocks import FAR, FENCED, ORDER, PROXIED, Clocks, Conflict, Knowledge
 from .memory import Memory
 from .parser import Instruction
 from .report import Array, Finding
@@ -47,7 +47,7 @@ WARP, WARPGROUP = 32, 128
 class Group:
     """Threads that stand at one instruction: their sorted numbers, and how registers index them."""
 
-    __slots__ = ("_warps", "index", "size", "threads")
+    __slots__ = ("_units", "_warps", "index", "size", "threads")
 
     def __init__(self, threads: Array) -> None:
         self.threads = threads
@@ -55,6 +55,13 @@ class Group:
         first, last = int(threads[0]), int(threads[-1])
         self.index: Any = slice(first, last + 1) if last - first + 1 == self.size else threads
         self._warps = 0
+        self._units: Array | None = None
+
+    def units(self, unit: int) -> Array:
+        """Return which agent, of ``unit`` threads, each thread is or is part of."""
+        if self._units is None:
+            self._units = self.threads // unit
+        return self._units
 
     @property
     def warps(self) -> int:
@@ -98,6 +105,20 @@ class Waiter:
     group: Group
     describe: Callable[[], str]
     resume: Callable[[], None] = lambda: None
+
+
+Gives = dict[tuple[int, int], tuple[int, Knowledge]]
+"""What a cell gives, by scope and CTA or cluster: which CTA does (-1: several), and what."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """The last strong write of a place: its scope, CTA and agent of the grid; what it gives."""
+
+    scope: int
+    cta: int
+    writer: tuple[int, int]
+    gives: Gives
 
 
 LANES, COLUMNS = 128, 512  # spec: tensor memory
@@ -225,13 +246,14 @@ class Step:
 
 @dataclass(slots=True)
 class Code:
-    """A decoded kernel; ``granule`` is the least width of an access to shared memory, in bytes."""
+    """A decoded kernel; granules are the least widths of accesses to memory, in bytes."""
 
     instructions: tuple[Instruction, ...]
     register_bytes: list[int]
     tensor_granules: int
     fences: bool
     granule: int = 16
+    global_granule: int = 16
     static_bytes: int = 0
     local_bytes: int = 0
     call_bytes: int = 0
@@ -272,6 +294,8 @@ class Run:
     budget: list[int]
     unit: int
     workspace: int = 0
+    races: Any = None
+    """The accesses of global memory, a Grid; None where these are not checked."""
     threads_per_cta: int = 0
     registers: list[Array] = field(default_factory=list)
     special: dict[str, Array] = field(default_factory=dict)
@@ -313,12 +337,12 @@ class Run:
     """Agents of asynchronous operations, by what they do, for whom, in which domain."""
     touched: dict[int, dict[int, int]] = field(default_factory=dict)
     """Who touched a CTA's shared memory from another CTA, and when last."""
-    fenced: dict[tuple[int, int], Array] = field(default_factory=dict)
-    """What agents knew at their last fence: what their relaxed stores and arrivals release."""
-    seen: dict[tuple[int, int], Array] = field(default_factory=dict)
+    fenced: dict[tuple[int, int], dict[int, Knowledge]] = field(default_factory=dict)
+    """What agents knew at their last fence of each scope: what relaxed stores and arrivals give."""
+    seen: dict[tuple[int, int], Gives] = field(default_factory=dict)
     """What agents have read by relaxed loads: their next fence acquires it."""
-    cells: dict[int, Array] = field(default_factory=dict)
-    """What the last strong stores to shared memory release, by their offset."""
+    cells: dict[int, Cell] = field(default_factory=dict)
+    """What the last strong stores to shared memory give, by their offset."""
     issued: dict[str, list[Issued]] = field(default_factory=lambda: defaultdict(list))
     """What is issued in groups, of each kind: cp.async, bulk stores, wgmma."""
     used: dict[int, dict[int, int]] = field(default_factory=dict)
@@ -360,6 +384,7 @@ class Run:
             units=self.cluster * self.threads_per_cta // self.unit,
             granules=self.ctas
             * (self.shared_bytes // self.code.granule + self.code.tensor_granules),
+            first=self.first_cta // self.cluster,
         )
         self.fragments[0] = Group(np.flatnonzero(self.live))
 
@@ -375,10 +400,20 @@ class Run:
         units, each = threads // self.unit, self.cluster * self.threads_per_cta // self.unit
         return units // each, units % each + 1
 
+    def cta_of(self, domain: Any, agent: Any) -> Any:
+        """Return the CTA of agents that are threads or warps, counted over the grid."""
+        each = self.threads_per_cta // self.unit
+        return self.first_cta + domain * self.cluster + (agent - 1) // each
+
+    @property
+    def first_unit(self) -> int:
+        """The agent of the grid that the first one of the batch is."""
+        return self.first_cta * (self.threads_per_cta // self.unit)
+
     def rows(self, group: Group) -> Array:
         """Return the clock rows of the group's threads."""
-        domains, agents = self.agents_of(group.threads)
-        return self.clocks.rows(domains, agents)
+        units, each = group.units(self.unit), self.cluster * self.threads_per_cta // self.unit
+        return self.clocks.rows(units // each, units % each + 1)
 
     def units(self, group: Group) -> Array:
         """Return a thread of each agent that the group has a thread of."""
@@ -506,8 +541,17 @@ class Run:
             cta, at = column // self.code.tensor_granules, -1
             where = f"column {column % COLUMNS} of the tensor memory"
             fence = "no completion and tcgen05.fence::after_thread_sync is between"
-        domain, agent = divmod(found.row, self.clocks.agents)
+        domain = found.row // self.clocks.agents
         other = self.name(domain, found.other)
+        where = f"{where} of {self.cta_name(cta)}"
+        self.tell(found, does, where, other, fence, at, equal=equal)
+
+    def tell(
+        self, found: Conflict, does: str, where: str, other: str, fence: str, at: int, *,
+        equal: bool, guess: bool = False,
+    ) -> None:  # fmt: skip
+        """Note a conflict with another party at a place; only warn of a ``guess``."""
+        domain, agent = divmod(found.row, self.clocks.agents)
         equal = equal and found.kind == "race" and found.what == "wrote"
         why = {
             "race": f"which {other} {found.what} and {fence}",
@@ -516,22 +560,22 @@ class Run:
         }[found.kind]
         self.find(
             found.kind,
-            f"{self.name(domain, agent)} {does} {where} of {self.cta_name(cta)}, {why}"
+            f"{self.name(domain, agent)} {does} {where}, {why}"
             + ", though with the same value" * equal,
             other=self.log[found.other_step],
             thread=domain * self.cluster * self.threads_per_cta + (agent - 1) * self.unit,
             address=at,
-            severity="warning" if equal else "error",
+            severity="warning" if equal or guess else "error",
         )
 
     def released(self, domain: int, agents: list[int], step: int, *, relaxed: bool) -> Array:
         """Return what an arrival publishes; a relaxed one only what its agents have fenced."""
         clock = self.clocks.snapshot(domain, agents, step)
         if relaxed:
-            clock[[ORDER, PROXIED]] = -1
+            clock[[ORDER, PROXIED, FENCED, FAR]] = -1
             for agent in agents:
-                fenced = self.fenced.get((domain, agent))
-                clock = clock if fenced is None else self.clocks.join(clock, fenced)
+                for known in self.fenced.get((domain, agent), {}).values():
+                    clock = self.clocks.join(clock, self.clocks.recall(domain, known))
         return clock
 
     def remote(self, cta: int, thread: int, agent: int, step: int) -> None:

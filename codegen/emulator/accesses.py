@@ -1,0 +1,131 @@
+"""The last accesses of global memory: what outlives a batch of clusters.
+
+A *party* is an agent of the whole grid, and a *stamp* says who accessed a granule, in which scope
+(0: a weak access) and at which step; 0 says that nobody did.  Of weak writes the last one is kept;
+of reads and of strong writes the last one, the last of another party than this, and the last of
+another CTA.  Reads are only listed until somebody writes, for most arrays are read or written: the
+last two million of an array.
+
+>>> last = Accesses(granules=2, width=4)
+>>> ctas = np.array([0, 0, 1])
+>>> for party in (2, 1):
+...     last.note("read", np.array([1]), stamps(np.array([party]), 0, step=7), ctas)
+>>> [kept[1] % 4 for kept in last.kept["read"]]
+[np.int64(1), np.int64(2), np.int64(2)]
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import numpy as np
+
+from .report import Array
+from .run import Cell, Run
+
+__all__ = ["PARTY", "Accesses", "Grid", "scope_in", "stamps", "step_in"]
+
+_PARTY_BITS, _SCOPE_BITS = 28, 2
+PARTY = (1 << _PARTY_BITS) - 1
+_MOST_LISTED = 1 << 21
+
+
+def stamps(parties: Any, scope: int, *, step: int) -> Any:
+    """Return what parties leave behind."""
+    return parties + (((step << _SCOPE_BITS) + scope) << _PARTY_BITS)
+
+
+def scope_in(stamp: Any) -> Any:
+    """Return the scope of an access."""
+    return stamp >> _PARTY_BITS & (1 << _SCOPE_BITS) - 1
+
+
+def step_in(stamp: Any) -> Any:
+    """Return the step of an access."""
+    return stamp >> _PARTY_BITS + _SCOPE_BITS
+
+
+class Accesses:
+    """The last accesses of each granule of one allocation, ``width`` bytes wide."""
+
+    def __init__(self, granules: int, width: int) -> None:
+        self.granules, self.width = granules, width
+        self.kept: dict[str, list[Array]] = {}
+        self._listed: deque[tuple[Array, int, Any]] = deque()
+        self._many = 0
+
+    def places(self, at: Array, width: int) -> Array:
+        """Return the granules of accesses of ``width`` bytes: (n, pieces)."""
+        first = at // self.width
+        return first[:, None] + np.arange(max(1, width // self.width))
+
+    def list_reads(self, at: Array, width: int, left: Any) -> None:
+        """Note reads of ``width`` bytes when that is needed."""
+        self._listed.append((at, width, left))
+        self._many += at.size
+        while self._many > _MOST_LISTED:
+            self._many -= self._listed.popleft()[0].size
+
+    def settle(self, ctas: Array) -> None:
+        """Note the reads that are listed."""
+        if self._listed:
+            at = [self.places(at, width) for at, width, _ in self._listed]
+            left = [np.broadcast_to(np.reshape(stamp, (-1, 1)), places.shape).reshape(-1)
+                    for places, (*_, stamp) in zip(at, self._listed, strict=True)]  # fmt: skip
+            places = np.concatenate([p.reshape(-1) for p in at])
+            self.note("read", places, np.concatenate(left), ctas)
+            self._listed.clear()
+            self._many = 0
+
+    def note(self, what: str, places: Array, left: Array, ctas: Array) -> None:
+        """Keep the last accesses, later ones behind earlier ones; ``ctas`` are those of parties."""
+        if what not in self.kept:
+            self.kept[what] = [np.zeros(self.granules, np.int64) for _ in range(3)]
+        last, other, far = self.kept[what]
+        before = last[places]
+        last[places] = left
+        now = last[places]
+        for stamp in (before, left):
+            apart = (stamp != 0) & ((stamp ^ now) & PARTY != 0)
+            other[places[apart]] = stamp[apart]
+            apart &= ctas[stamp & PARTY] != ctas[now & PARTY]
+            far[places[apart]] = stamp[apart]
+
+
+class Grid:
+    """What all batches of a launch share: who is who, the steps, and what was accessed.
+
+    ``width`` is the least of an access to global memory.
+    """
+
+    def __init__(self, units: int, each: int, cluster: int, width: int) -> None:
+        self.units, self.width = units, width
+        numbers = np.arange(units)
+        self.ctas, self.agents = numbers // each, numbers % (each * cluster) + 1
+        self.asynchronous = np.zeros(units, bool)
+        self.names: dict[int, str] = {}
+        self.log = [0]  # so that steps begin with 1
+        self.cells: dict[int, Cell] = {}
+        self.accesses: dict[int, Accesses] = {}
+        self._channels: dict[tuple[int, int], int] = {}
+
+    def channel(self, run: Run, domain: int, agent: int) -> int:
+        """Return the party that a channel is."""
+        key = run.clocks.first + domain, agent
+        if key not in self._channels:
+            party = self._channels[key] = self.units + len(self._channels)
+            if party >= len(self.ctas):
+                more = (0, 1024)
+                self.ctas, self.agents = np.pad(self.ctas, more), np.pad(self.agents, more)
+                self.asynchronous = np.pad(self.asynchronous, more)
+            self.ctas[party], self.agents[party] = key[0] * run.cluster, agent
+            self.asynchronous[party] = run.clocks.asynchronous[domain, agent]
+            self.names[party] = run.name(domain, agent)
+        return self._channels[key]
+
+    def of(self, start: int, size: int) -> Accesses:
+        """Return the accesses of the allocation that begins at an address."""
+        if start not in self.accesses:
+            self.accesses[start] = Accesses(-(-size // self.width), self.width)
+        return self.accesses[start]
