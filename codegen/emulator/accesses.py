@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from .clocks import EARLIER
 from .report import Array
 from .run import Cell, Run
 
@@ -96,33 +97,50 @@ class Accesses:
 class Grid:
     """What all batches of a launch share: who is who, the steps, and what was accessed.
 
-    ``width`` is the least of an access to global memory.
+    ``width`` is the least of an access to global memory.  What the kernel ``before`` accessed
+    counts as one party's, which no fence of a proxy is needed for.
     """
 
-    def __init__(self, units: int, each: int, cluster: int, width: int) -> None:
-        self.units, self.width = units, width
+    def __init__(
+        self, units: int, each: int, cluster: int, width: int, before: Grid | None = None
+    ) -> None:
+        self.units, self.cluster = units, cluster
+        self.width: int = min(width, before.width) if before else width
         numbers = np.arange(units)
         self.ctas, self.agents = numbers // each, numbers % (each * cluster) + 1
         self.asynchronous = np.zeros(units, bool)
         self.names: dict[int, str] = {}
-        self.log = [0]  # so that steps begin with 1
+        self.log = [-1]  # so that steps begin with 1
         self.cells: dict[int, Cell] = {}
         self.accesses: dict[int, Accesses] = {}
         self._channels: dict[tuple[int, int], int] = {}
+        if before is not None:
+            self._follow(before)
 
-    def channel(self, run: Run, domain: int, agent: int) -> int:
-        """Return the party that a channel is."""
-        key = run.clocks.first + domain, agent
+    def _follow(self, before: Grid) -> None:
+        party = self._party((EARLIER, 0), "the kernel before", asynchronous=True)
+        for start, held in before.accesses.items():
+            held.settle(before.ctas)
+            wide = held.width // self.width
+            mine = self.accesses[start] = Accesses(held.granules * wide, self.width)
+            for what, kept in held.kept.items():
+                mine.kept[what] = [np.repeat(np.where(s > 0, party, 0), wide) for s in kept]
+
+    def _party(self, key: tuple[int, int], name: str, *, asynchronous: bool) -> int:
         if key not in self._channels:
             party = self._channels[key] = self.units + len(self._channels)
             if party >= len(self.ctas):
                 more = (0, 1024)
                 self.ctas, self.agents = np.pad(self.ctas, more), np.pad(self.agents, more)
                 self.asynchronous = np.pad(self.asynchronous, more)
-            self.ctas[party], self.agents[party] = key[0] * run.cluster, agent
-            self.asynchronous[party] = run.clocks.asynchronous[domain, agent]
-            self.names[party] = run.name(domain, agent)
+            self.ctas[party], self.agents[party] = key[0] * self.cluster, key[1]
+            self.asynchronous[party], self.names[party] = asynchronous, name
         return self._channels[key]
+
+    def channel(self, run: Run, domain: int, agent: int) -> int:
+        """Return the party that a channel is."""
+        key, way = (run.clocks.first + domain, agent), bool(run.clocks.asynchronous[domain, agent])
+        return self._party(key, run.name(domain, agent), asynchronous=way)
 
     def of(self, start: int, size: int) -> Accesses:
         """Return the accesses of the allocation that begins at an address."""

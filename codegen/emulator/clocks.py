@@ -41,8 +41,8 @@ import numpy as np
 from .report import Array
 
 __all__ = [
-    "EARLIER", "FAR", "FENCED", "INITS", "LIFE", "ORDER", "PROXIED", "RESERVED", "TENSOR", "Clocks",
-    "Conflict", "Knowledge", "merged",
+    "ALL_BEFORE", "EARLIER", "FAR", "FENCED", "INITS", "LIFE", "ORDER", "PROXIED", "RESERVED",
+    "TENSOR", "Clocks", "Conflict", "Knowledge", "merged",
 ]  # fmt: skip
 
 ORDER, PROXIED, FENCED, INITS, TENSOR, LIFE, FAR = range(7)
@@ -50,6 +50,7 @@ _KINDS = 7
 Knowledge = Mapping[int, Array]
 EARLIER = -1
 """The domain that stands for all of the kernel before, in knowledge."""
+ALL_BEFORE: Knowledge = {EARLIER: np.ones((_KINDS, 1), np.int32)}
 RESERVED = 0
 """The agent that owns live mbarriers: nobody's clock ever knows it."""
 _ALWAYS = np.iinfo(np.int32).max

@@ -151,6 +151,7 @@ def launch(
     limit: int = 5_000_000,
     lanes: bool | None = None,
     races: bool = True,
+    dependent: bool = False,
 ) -> Report:
     """Run a kernel; what it writes is in the arrays of ``memory``.
 
@@ -159,7 +160,9 @@ def launch(
     bounds the instructions of all groups: a run beyond it ends with a finding.  ``completion`` says
     when asynchronous operations are performed.  With ``lanes`` each thread is an agent of its own,
     so that races inside a warp are found; it is the default where a cluster has at most
-    ``LANES_AT_MOST`` threads.  With ``races`` those on global memory are found.
+    ``LANES_AT_MOST`` threads.  With ``races`` those on global memory are found;
+    ``dependent`` says that the kernel launched before in ``memory`` may still run, as
+    griddepcontrol has it.
 
     Raises LaunchError for arguments that the kernel cannot take, ProgramError for an instruction
     that is not run.
@@ -195,7 +198,9 @@ def launch(
         batch = total if cooperative else max(1, room // size) * size
         workspace = memory.allocate(np.zeros(64, np.uint32), "grid workspace") if cooperative else 0
         each = threads // (1 if lanes else WARP)
-        held = Grid(total * each, each, size, code.global_granule) if races else None
+        before = memory.last if dependent else None
+        held = Grid(total * each, each, size, code.global_granule, before) if races else None
+        memory.last = held
         while done < total:
             now = run = Run(
                 code=code,

@@ -64,6 +64,7 @@ class Memory:
         self._data: list[Array] = []
         self._names: list[str] = []
         self._next = _FIRST
+        self.last: Any = None  # the Grid of the last launch, if its accesses were checked
 
     def allocate(self, array: Array, name: str = "") -> int:
         """Return the address of an array, which has to be contiguous; its memory is shared."""

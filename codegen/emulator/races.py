@@ -95,12 +95,15 @@ def check_write(
     if how.scope:
         held.note("update", places.reshape(-1), left.reshape(-1), grid.ctas)
     else:
-        [last] = held.kept.setdefault("write", [np.zeros(held.granules, np.int64)])
-        last[places] = left
-        twice = last[places] != left
-        if found is None and channels is None and twice.any():
+        held.kept.setdefault("write", [np.zeros(held.granules, np.int64)])[0][places] = left
+    if found is None and channels is None and how.scope < GPU:
+        last = held.kept["update" if how.scope else "write"][0][places]
+        twice = last != left
+        if how.scope:
+            twice &= ~_strong(run, grid, last, rows, how.scope)
+        if twice.any():
             i = tuple(np.argwhere(twice)[0])
-            found = int(places[i]), int(rows[i[0], 0]), int(last[places[i]])
+            found = int(places[i]), int(rows[i[0], 0]), int(last[i])
     if found is not None:
         at_once = step_in(found[2]) == step
         equal = did == "wrote" and stored is not None and equal_values(*stored, at_once=at_once)

@@ -227,6 +227,7 @@ TICK = 64
 """By how much clocks grow with each choice of the scheduler, and each time one is read."""
 FIRST_SHARED = 1024  # spec: the first KiB of a CTA's shared window is reserved, sm_90 and later
 _FAIR = 32
+_LATE = (8, 64, 512)
 _PATIENCE = 512
 
 
@@ -321,6 +322,9 @@ class Run:
     kept: dict[tuple[int, int], Array] = field(default_factory=dict)
     """What recursive callers have kept, by depth and register."""
     clocks: Clocks = field(init=False)
+    late: list[int] = field(default_factory=list)
+    """Clusters that have not begun, and at which choice they do if others do not wait before."""
+    when: int = 0
     choices: int = 0
     elapsed: int = 0
     """What clocks have grown beside the choices: by reads of them and nanosleep."""
@@ -386,7 +390,11 @@ class Run:
             * (self.shared_bytes // self.code.granule + self.code.tensor_granules),
             first=self.first_cta // self.cluster,
         )
-        self.fragments[0] = Group(np.flatnonzero(self.live))
+        clusters = range(self.ctas // self.cluster)
+        if self.completion == "random":
+            self.late = self.random.sample(clusters, self.random.choice(clusters))
+            self.when = self.random.choice(_LATE)
+        self._begin([domain for domain in clusters if domain not in self.late])
 
     # Who is who.
 
@@ -720,11 +728,19 @@ class Run:
 
     # The loop.
 
+    def _begin(self, clusters: list[int]) -> None:
+        """Let the threads of clusters begin."""
+        of = np.arange(len(self.live)) // (self.cluster * self.threads_per_cta)
+        self.push(0, Group(np.flatnonzero(self.live & np.isin(of, clusters))))
+
     def run(self) -> None:
         """Run until all threads have ended, none can go on, or the limit is reached."""
         chance = self.completion == "random"
         while True:
-            while self.fragments:
+            while self.fragments or self.late:
+                if self.late and (not self.fragments or self.choices >= self.when):
+                    late, self.late = self.late, []
+                    self._begin(late)
                 if chance and self.pending and self.random.random() < 0.2:
                     self.perform_one()
                 pc = self._choose(chance)
