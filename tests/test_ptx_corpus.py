@@ -15,6 +15,8 @@ NVCC = ptx_corpus.CASES | ptx_corpus_late.CASES
 WARNED = {
     "cub_merge_sort": "uninitialised",  # CUB reads a key past the end, and does not use it
     "cub_warp_merge": "uninitialised",
+    "atomic_float": "race",  # a plain load before a compare-and-swap that looks again
+    "union_find": "race",
     "std_memcpy": "proxy",  # libcu++ has no fence between mbarrier.init and the copy onto it
     "boxed_sm90": "proxy",  # nor has Triton
     "persistent_sm90": "proxy",

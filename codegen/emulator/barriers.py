@@ -56,7 +56,10 @@ def _bar(d: Decoder, i: Instruction) -> Control:
             run.find("barrier", f"barrier {numbers.max()}; a CTA has 0 to {_NAMED - 1}")
             return
         if (counts % WARP).any():
-            run.find("barrier", f"a count of {counts.max()} threads is no multiple of {WARP}")
+            why, size = f"counts {counts.max()} threads", int(np.prod(run.block))
+            right = run.right(run.pc, 1 + bool(reduces), size, f"{why}, the CTA has {size}")
+            message = f"a count of {counts.max()} threads is no multiple of {WARP}"
+            run.find("barrier", message, numbers=(right,))
         if not arrives and not reduces and _all_at_once(run, complete, numbers, counts, step):
             return
         ballot = vote(run, complete) if reduces else None
@@ -65,7 +68,8 @@ def _bar(d: Decoder, i: Instruction) -> Control:
             cta, which = int(here.threads[0]) // run.threads_per_cta, int(numbers[mask][0])
             barrier = run.named.setdefault((cta, which), NamedBarrier(run.clocks.nothing()))
             say = "at barrier {1}, where {0.arrived} of {0.expected} arrived".format
-            waiter = Waiter(run.pc + 1, here, functools.partial(say, barrier, which))
+            says = functools.partial(say, barrier, which)
+            waiter = Waiter(run.pc + 1, here, says, barrier=barrier)
             _join(run, barrier, here, int(counts[mask][0]), step)
             _known_to_be_open(run, (cta, which), barrier, here, step)
             warps = set(here.warp_numbers.tolist())
@@ -395,6 +399,7 @@ def _turn(run: Run, barrier: Mbarrier) -> None:
         return
     barrier.phase += 1
     barrier.before, barrier.marks = barrier.marks, {}
+    barrier.said = {}
     barrier.pending = barrier.expected
     barrier.released = run.clocks.join(barrier.released, barrier.clock)
     barrier.clock = run.clocks.nothing()
@@ -441,6 +446,7 @@ def _arrive(d: Decoder, i: Instruction) -> Action:
                 _turn(run, barrier)
                 continue
             if expects:
+                barrier.said.setdefault(run.pc, []).extend(mine.tolist())
                 barrier.bytes += total
                 if abs(barrier.bytes) > _MOST_BYTES:
                     run.find("barrier", f"{barrier}: at most {_MOST_BYTES} B are counted")
@@ -522,7 +528,7 @@ def _wait(d: Decoder, i: Instruction) -> Control:
                     write(run, here, np.zeros(here.size, bool))
                 else:
                     say = functools.partial("for parity {} of the {}".format, bit, barrier)
-                    waiter = Waiter(run.pc + 1, here, say, resume)
+                    waiter = Waiter(run.pc + 1, here, say, resume, barrier)
                     run.wait(waiter)
                     barrier.waiters.append((bit, waiter))
 

@@ -33,7 +33,7 @@ import numpy as np
 from .clocks import FAR, FENCED, ORDER, PROXIED, Clocks, Conflict, Knowledge
 from .memory import Memory
 from .parser import Instruction
-from .report import Array, Finding
+from .report import Array, Finding, Numbers
 
 __all__ = [
     "COLUMNS", "DEEPEST", "FIRST_SHARED", "LANES", "LOCAL_MOST", "WARP", "WARPGROUP", "Action",
@@ -105,6 +105,7 @@ class Waiter:
     group: Group
     describe: Callable[[], str]
     resume: Callable[[], None] = lambda: None
+    barrier: NamedBarrier | Mbarrier | None = None
 
 
 Gives = dict[tuple[int, int], tuple[int, Knowledge]]
@@ -170,6 +171,8 @@ class Mbarrier:
     """The phase in which each thread arrived last."""
     marks: dict[int, int] = field(default_factory=dict)
     """The steps of this phase's arrivals, by agent."""
+    said: dict[int, list[int]] = field(default_factory=dict)
+    """The bytes that each expect_tx of this phase said, by its pc."""
     before: dict[int, int] = field(default_factory=dict)
     """Those of the phase before, with the line of each thread's arrival."""
     lines: dict[int, int] = field(default_factory=dict)
@@ -510,6 +513,7 @@ class Run:
     def find(
         self, kind: str, message: str, *, pc: int | None = None, other: int = -1,
         thread: int = -1, who: int = -1, address: int = -1, severity: str = "error",
+        numbers: Numbers = (),
     ) -> None:  # fmt: skip
         """Note a fault at an instruction, once for each pair of instructions.
 
@@ -525,7 +529,10 @@ class Run:
             self.findings[key] = replace(found, count=found.count + 1)
             return
         here = self.code.instructions[pc]
-        finding = Finding(kind, here.line, here.text, message, severity=severity, address=address)
+        finding = Finding(
+            kind, here.line, here.text, message, severity=severity, address=address,
+            numbers=numbers,
+        )  # fmt: skip
         if other >= 0:
             there = self.code.instructions[other]
             finding = replace(finding, other_line=there.line, other_text=there.text)
@@ -830,13 +837,38 @@ class Run:
         return None if len(gone) == group.size else group.where(~np.isin(group.threads, gone))
 
     def _deadlock(self) -> None:
-        lines = []
+        lines: list[tuple[int, str, Numbers]] = []
         for pc, group in self.parked.items():
-            lines.append((pc, f"{self._who(group)}: the rest of the warp is elsewhere"))
-        lines += [(w.pc, f"{self._who(w.group)}: {w.describe()}") for w in self.waiting]
-        for pc, text in sorted(lines)[:16]:
-            at = pc if pc in self.parked else pc - 1
-            self.find("deadlock", text, pc=at)
+            lines.append((pc, f"{self._who(group)}: the rest of the warp is elsewhere", ()))
+        for w in self.waiting:
+            numbers = tuple(self._right(w.pc - 1, w.barrier))
+            lines.append((w.pc - 1, f"{self._who(w.group)}: {w.describe()}", numbers))
+        for pc, text, numbers in sorted(lines)[:16]:
+            why = "".join(f"; line {line} {n}" for line, *_, n in numbers)
+            self.find("deadlock", f"{text}{why}", pc=pc, numbers=numbers)
+
+    def right(self, pc: int, operand: int, right: int, why: str) -> tuple[Any, ...]:
+        """Return what a number of an instruction would rightly be, as ``Finding`` has it."""
+        i = self.code.instructions[pc]
+        return i.line, i.opcode, operand, right, why
+
+    def _right(self, pc: int, barrier: NamedBarrier | Mbarrier | None) -> Iterator[Any]:
+        """Yield numbers with which a barrier would complete."""
+        if isinstance(barrier, NamedBarrier) and barrier.counted:
+            at = 1 + ("red" in self.code.instructions[pc].parts)
+            size, said = int(np.prod(self.block)), f"counts {barrier.expected} threads"
+            if size != barrier.expected:
+                yield self.right(pc, at, size, f"{said}, the CTA has {size}")
+            yield self.right(pc, at, barrier.arrived, f"{said}, {barrier.arrived} come")
+        if isinstance(barrier, Mbarrier) and 0 < barrier.pending < barrier.expected:
+            come, made = barrier.expected - barrier.pending, self.log[barrier.made_at]
+            why = f"counts {barrier.expected} arrivals, {come} come"
+            yield self.right(made, 1, come, why)
+        if isinstance(barrier, Mbarrier) and barrier.bytes:
+            for at, bytes_said in barrier.said.items():
+                right = bytes_said[0] - barrier.bytes // len(bytes_said)
+                why = f"says {bytes_said[0]} B, {right} land"
+                yield self.right(at, -1, right, why)
 
     def _who(self, group: Group) -> str:
         warps = group.warp_numbers
