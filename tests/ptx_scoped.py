@@ -283,6 +283,8 @@ PAIRS: dict[str, Pair] = {
         =red.relaxed.gpu.global.add.u32 [%x], %g;"""),
     "a sum by atomics of the CTA": Pair("""!red.relaxed.cta.global.add.u32 [%x], %g; <<
         =red.relaxed.gpu.global.add.u32 [%x], %g;"""),
+    "a count by atomics of the CTA": Pair("""!atom.relaxed.cta.global.add.u32 %r9, [%x], 1; <<
+        =atom.relaxed.gpu.global.add.u32 %r9, [%x], 1;"""),
     "an atomic against a plain store": Pair("""!@%second st.global.u32 [%x], 7; <<
         =@%second atom.relaxed.gpu.global.exch.b32 %r1, [%x], 7;
         @%head red.relaxed.gpu.global.add.u32 [%x], 1; <<"""),

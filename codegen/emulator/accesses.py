@@ -89,6 +89,8 @@ class Accesses:
         now = last[places]
         for stamp in (before, left):
             apart = (stamp != 0) & ((stamp ^ now) & PARTY != 0)
+            if not apart.any():
+                continue
             other[places[apart]] = stamp[apart]
             apart &= ctas[stamp & PARTY] != ctas[now & PARTY]
             far[places[apart]] = stamp[apart]

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from . import races
 from .atomics import UPDATES
 from .barriers import arrive, at_barrier, barriers_at, complete_bytes
 from .clocks import FENCED, ORDER, PROXIED
@@ -25,12 +26,10 @@ from .decoder import Action, Builder, Decoder, commits, each_thread, waits
 from .memory import PARAM, SHARED, Part
 from .moves import hint
 from .parser import Instruction, split
-from .races import check_read, check_write
 from .report import Array
 from .run import FIRST_SHARED, Group, Mbarrier, Run, one_of
 from .scopes import GPU, Semantics
-from .spaces import check_write as check_shared_write
-from .spaces import granules, hold, multicast, outside, place, shared_at
+from .spaces import check_write, granules, hold, multicast, outside, place, shared_at
 from .tensor_map import TensorMap, swizzled
 from .values import TYPES
 
@@ -75,7 +74,8 @@ def _cp_async(d: Decoder, i: Instruction) -> Action:
             for part in parts:
                 chosen = slice(None) if part.which is None else part.which
                 those = Group(readers.threads[chosen])
-                check_read(run, those, part, taken_bytes, channels=channels[mask][chosen])
+                mine = channels[mask][chosen]
+                races.check(run, those, part, taken_bytes, writes=False, channels=mine)
 
         def move(which: Array) -> None:
             index = np.arange(size)
@@ -269,8 +269,10 @@ def _fill(
         run.shared.reshape(-1, 16)[flat // 16] = fetch().reshape(-1, 16)
 
     for found in part.of_global(run):
-        width = part.dtype.itemsize
-        check_read(run, one_of(thread), found, width, by=FENCED, channels=barrier.channel)
+        races.check(
+            run, one_of(thread), found, part.dtype.itemsize, writes=False, by=FENCED,
+            channels=barrier.channel,
+        )  # fmt: skip
     _send(run, thread, flat, 16, barrier, land, "loads into", by=PROXIED)
 
 
@@ -362,7 +364,7 @@ def _st_bulk(d: Decoder, i: Instruction) -> Action:
                 continue
             found = shared_at(run, one, np.array([address - start]), total, align=8)
             if found is not None:
-                check_shared_write(run, one, found[1], total)
+                check_write(run, one, found[1], total)
                 run.shared[int(found[1][0]) :][:total] = 0
 
     return store
@@ -416,7 +418,7 @@ def _put(run: Run, thread: int, flat: Array, part: _Part, reduction: str) -> Non
     written = run.channel("bulk stores' writes", thread, thread)
     how = Semantics(GPU if reduction else 0)
     for found in part.of_global(run):
-        check_write(run, one, found, dtype.itemsize, how, by=FENCED, channels=written)
+        races.check(run, one, found, dtype.itemsize, how, writes=True, by=FENCED, channels=written)
     pending = run.issue(put)
     run.keep("bulk stores", one, channel, lambda _: run.finish(pending))
     run.keep("bulk stores' writes", one, written, lambda _: run.finish(pending))

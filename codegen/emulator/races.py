@@ -22,7 +22,7 @@ from .report import Array
 from .run import WARP, Group, Run
 from .scopes import CLUSTER, GPU, WEAK, Semantics, transfer
 
-__all__ = ["check_read", "check_write", "equal_values", "of_one_warp"]
+__all__ = ["check", "equal_values", "of_one_warp"]
 
 
 def equal_values(index: Array, values: Array, held: Array, *, at_once: bool) -> bool:
@@ -50,77 +50,66 @@ def _parties(run: Run, grid: Grid, group: Group, channels: Any) -> Any:
     return np.array(made)[back]
 
 
-def check_read(
-    run: Run, group: Group, part: Part, width: int, how: Semantics = WEAK, *, by: int = ORDER,
-    channels: Any = None,
+def check(
+    run: Run, group: Group, part: Part, width: int, how: Semantics = WEAK, *, writes: bool,
+    by: int = ORDER, channels: Any = None, stored: tuple[Array, Array, Array] | None = None,
 ) -> None:  # fmt: skip
-    """Hold reads of ``width`` bytes against the clocks; ``by`` is ``FENCED`` if TMA reads."""
-    if (grid := run.races) is None:
-        return
-    held, step = grid.of(part.start, len(part.data)), run.tick()
-    who = _parties(run, grid, group, channels)
-    if held.kept:
-        places, rows = held.places(part.at, width), run.rows(group)[:, None]
-        for what in ("write", "update"):
-            found = _unordered(run, grid, held, what, places, rows, how, by)
-            if found is not None:
-                _tell(run, grid, part, how, by, found, "reads", "wrote")
-                break
-    held.list_reads(part.at, width, stamps(who, how.scope, step=step))
-    if how.scope:
-        transfer(run, group, part.start + part.at, grid.cells, step, how, writes=False)
-
-
-def check_write(
-    run: Run, group: Group, part: Part, width: int, how: Semantics = WEAK, *, by: int = ORDER,
-    channels: Any = None, stored: tuple[Array, Array, Array] | None = None,
-) -> None:  # fmt: skip
-    """Hold writes of ``width`` bytes against the clocks.
+    """Hold accesses of ``width`` bytes against the clocks; ``by`` is ``FENCED`` if TMA accesses.
 
     ``stored`` are the places, what is stored there, and what is there: equal values only warn.
     """
     if (grid := run.races) is None:
         return
     held, step = grid.of(part.start, len(part.data)), run.tick()
-    held.settle(grid.ctas)
-    places, rows = held.places(part.at, width), run.rows(group)[:, None]
-    who = np.reshape(_parties(run, grid, group, channels), (-1, 1))
-    found, did = None, "wrote"
-    for what in ("write", "update", "read"):
-        found = _unordered(run, grid, held, what, places, rows, how, by)
-        if found is not None:
-            did = "read" if what == "read" else "wrote"
-            break
-    left = np.broadcast_to(stamps(who, how.scope, step=step), places.shape)
-    if how.scope:
-        held.note("update", places.reshape(-1), left.reshape(-1), grid.ctas)
+    who = _parties(run, grid, group, channels)
+    left, found, what = stamps(who, how.scope, step=step), None, ""
+    if writes:
+        held.settle(grid.ctas)
     else:
-        held.kept.setdefault("write", [np.zeros(held.granules, np.int64)])[0][places] = left
-    if found is None and channels is None and how.scope < GPU:
-        last = held.kept["update" if how.scope else "write"][0][places]
-        twice = last != left
+        held.list_reads(part.at, width, left)
+    if writes or held.kept:
+        places, rows = held.places(part.at, width), run.rows(group)[:, None]
+        mine = np.reshape(who, (-1, 1)) if by == ORDER else -1
+        for what in ("write", "update", "read")[: 2 + writes]:
+            found = _unordered(run, grid, held, what, places, rows, how, by, mine)
+            if found is not None:
+                break
+    if writes:
+        left = np.broadcast_to(np.reshape(left, (-1, 1)), places.shape)
         if how.scope:
-            twice &= ~_strong(run, grid, last, rows, how.scope)
-        if twice.any():
-            i = tuple(np.argwhere(twice)[0])
-            found = int(places[i]), int(rows[i[0], 0]), int(last[i])
+            held.note("update", places.reshape(-1), left.reshape(-1), grid.ctas)
+        else:
+            held.kept.setdefault("write", [np.zeros(held.granules, np.int64)])[0][places] = left
+        if found is None and channels is None and how.scope < GPU:
+            last = held.kept["update" if how.scope else "write"][0][places]
+            twice = last != left
+            if how.scope:
+                twice &= ~_strong(run, grid, last, rows, how.scope)
+            if twice.any():
+                i = tuple(np.argwhere(twice)[0])
+                found = int(places[i]), int(rows[i[0], 0]), int(last[i])
     if found is not None:
         at_once = step_in(found[2]) == step
-        equal = did == "wrote" and stored is not None and equal_values(*stored, at_once=at_once)
+        did = "read" if what == "read" and not at_once else "wrote"
+        equal = not how.scope and stored is not None and equal_values(*stored, at_once=at_once)
         if not (equal and at_once and stored and of_one_warp(group, stored[0])):
-            _tell(run, grid, part, how, by, found, "writes", did, equal=equal)
+            does = "writes" if writes else "reads"
+            _tell(run, grid, part, how, by, found, does, did, equal=equal)
     if how.scope:
-        transfer(run, group, part.start + part.at, grid.cells, step, how, writes=True)
+        transfer(run, group, part.start + part.at, grid.cells, step, how, writes=writes)
 
 
 def _unordered(
     run: Run, grid: Grid, held: Accesses, what: str, places: Array, rows: Array, how: Semantics,
-    by: int,
+    by: int, mine: Any,
 ) -> tuple[int, int, int] | None:  # fmt: skip
-    """Return a granule that was accessed in no order, by which row now, and the stamp there."""
+    """Return a granule that was accessed in no order, by which row now, and the stamp there.
+
+    ``mine`` are the parties that access, which know what they did themselves.
+    """
     for last in held.kept.get(what, ()):
         left = last[places]
-        if not left.any():
+        if not ((left != 0) & (left & PARTY != mine)).any():
             continue
         bad = _unknown(run, grid, left, rows, by)
         if how.scope and bad.any():

@@ -167,7 +167,7 @@ def read(
         elif where == "local":
             _check_local(run, here, part.at, width)
         elif where == "global":
-            races.check_read(run, here, part, width, how)
+            races.check(run, here, part, width, how, writes=False)
         cells, index = part.cells(_whole(width))
         yield here, cells[index].view(dtype).reshape(-1, lanes)
 
@@ -307,7 +307,8 @@ def write(
             check_write(run, here, part.at, width, how, (index, mine, held))
         elif where == "global" and run.races is not None:
             held = cells[index].view(dtype).reshape(-1, lanes)
-            races.check_write(run, here, part, width, how, stored=(index, mine, held))
+            stored = index, mine, held
+            races.check(run, here, part, width, how, writes=True, stored=stored)
         if update is None:
             cells[index] = mine.view(cells.dtype)[:, 0]
         else:
