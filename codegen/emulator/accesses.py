@@ -6,10 +6,10 @@ of reads and of strong writes the last one, the last of another party than this,
 another CTA.  Reads are only listed until somebody writes, for most arrays are read or written: the
 last two million of an array.
 
->>> last = Accesses(granules=2, width=4)
->>> ctas = np.array([0, 0, 1])
+>>> grid = Grid(units=4, each=2, cluster=1, width=4)
+>>> last = Accesses(grid, granules=2)
 >>> for party in (2, 1):
-...     last.note("read", np.array([1]), stamps(np.array([party]), 0, step=7), ctas)
+...     last.note("read", np.array([1]), stamps(np.array([party]), 0, step=7))
 >>> [kept[1] % 4 for kept in last.kept["read"]]
 [np.int64(1), np.int64(2), np.int64(2)]
 """
@@ -48,10 +48,10 @@ def step_in(stamp: Any) -> Any:
 
 
 class Accesses:
-    """The last accesses of each granule of one allocation, ``width`` bytes wide."""
+    """The last accesses of each granule of one allocation."""
 
-    def __init__(self, granules: int, width: int) -> None:
-        self.granules, self.width = granules, width
+    def __init__(self, grid: Grid, granules: int) -> None:
+        self.grid, self.granules, self.width = grid, granules, grid.width
         self.kept: dict[str, list[Array]] = {}
         self._listed: deque[tuple[Array, int, Any]] = deque()
         self._many = 0
@@ -68,19 +68,19 @@ class Accesses:
         while self._many > _MOST_LISTED:
             self._many -= self._listed.popleft()[0].size
 
-    def settle(self, ctas: Array) -> None:
+    def settle(self) -> None:
         """Note the reads that are listed."""
         if self._listed:
             at = [self.places(at, width) for at, width, _ in self._listed]
             left = [np.broadcast_to(np.reshape(stamp, (-1, 1)), places.shape).reshape(-1)
                     for places, (*_, stamp) in zip(at, self._listed, strict=True)]  # fmt: skip
             places = np.concatenate([p.reshape(-1) for p in at])
-            self.note("read", places, np.concatenate(left), ctas)
+            self.note("read", places, np.concatenate(left))
             self._listed.clear()
             self._many = 0
 
-    def note(self, what: str, places: Array, left: Array, ctas: Array) -> None:
-        """Keep the last accesses, later ones behind earlier ones; ``ctas`` are those of parties."""
+    def note(self, what: str, places: Array, left: Array) -> None:
+        """Keep the last accesses, later ones behind earlier ones."""
         if what not in self.kept:
             self.kept[what] = [np.zeros(self.granules, np.int64) for _ in range(3)]
         last, other, far = self.kept[what]
@@ -92,7 +92,7 @@ class Accesses:
             if not apart.any():
                 continue
             other[places[apart]] = stamp[apart]
-            apart &= ctas[stamp & PARTY] != ctas[now & PARTY]
+            apart &= self.grid.ctas(stamp & PARTY) != self.grid.ctas(now & PARTY)
             far[places[apart]] = stamp[apart]
 
 
@@ -106,38 +106,49 @@ class Grid:
     def __init__(
         self, units: int, each: int, cluster: int, width: int, before: Grid | None = None
     ) -> None:
-        self.units, self.cluster = units, cluster
+        self.units, self.each, self.cluster = units, each, cluster
         self.width: int = min(width, before.width) if before else width
-        numbers = np.arange(units)
-        self.ctas, self.agents = numbers // each, numbers % (each * cluster) + 1
-        self.asynchronous = np.zeros(units, bool)
-        self.names: dict[int, str] = {}
+        self.names: list[str] = []
         self.log = [-1]  # so that steps begin with 1
         self.cells: dict[int, Cell] = {}
         self.accesses: dict[int, Accesses] = {}
         self._channels: dict[tuple[int, int], int] = {}
+        self._about = np.zeros((3, 16), int)  # their CTA, agent and whether they are asynchronous
         if before is not None:
             self._follow(before)
+
+    def ctas(self, parties: Any) -> Any:
+        """Return the CTA of each party; of a channel the first one of its cluster."""
+        channel = np.clip(parties - self.units, 0, None)
+        return np.where(parties < self.units, parties // self.each, self._about[0][channel])
+
+    def agents(self, parties: Any) -> Any:
+        """Return which agent of its domain each party is."""
+        channel, threads = np.clip(parties - self.units, 0, None), self.each * self.cluster
+        return np.where(parties < self.units, parties % threads + 1, self._about[1][channel])
+
+    def asynchronous(self, parties: Any) -> Any:
+        """Return which parties are channels of the asynchronous proxy."""
+        channel = np.clip(parties - self.units, 0, None)
+        return (parties >= self.units) & (self._about[2][channel] > 0)
 
     def _follow(self, before: Grid) -> None:
         party = self._party((EARLIER, 0), "the kernel before", asynchronous=True)
         for start, held in before.accesses.items():
-            held.settle(before.ctas)
+            held.settle()
             wide = held.width // self.width
-            mine = self.accesses[start] = Accesses(held.granules * wide, self.width)
+            mine = self.accesses[start] = Accesses(self, held.granules * wide)
             for what, kept in held.kept.items():
                 mine.kept[what] = [np.repeat(np.where(s > 0, party, 0), wide) for s in kept]
 
     def _party(self, key: tuple[int, int], name: str, *, asynchronous: bool) -> int:
         if key not in self._channels:
-            party = self._channels[key] = self.units + len(self._channels)
-            if party >= len(self.ctas):
-                more = (0, 1024)
-                self.ctas, self.agents = np.pad(self.ctas, more), np.pad(self.agents, more)
-                self.asynchronous = np.pad(self.asynchronous, more)
-            self.ctas[party], self.agents[party] = key[0] * self.cluster, key[1]
-            self.asynchronous[party], self.names[party] = asynchronous, name
-        return self._channels[key]
+            number = self._channels[key] = len(self.names)
+            if number == self._about.shape[1]:
+                self._about = np.hstack([self._about, self._about])
+            self._about[:, number] = key[0] * self.cluster, key[1], asynchronous
+            self.names.append(name)
+        return self.units + self._channels[key]
 
     def channel(self, run: Run, domain: int, agent: int) -> int:
         """Return the party that a channel is."""
@@ -147,5 +158,5 @@ class Grid:
     def of(self, start: int, size: int) -> Accesses:
         """Return the accesses of the allocation that begins at an address."""
         if start not in self.accesses:
-            self.accesses[start] = Accesses(-(-size // self.width), self.width)
+            self.accesses[start] = Accesses(self, -(-size // self.width))
         return self.accesses[start]

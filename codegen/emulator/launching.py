@@ -34,7 +34,7 @@ from . import (
     warp,
     wgmma,
 )
-from .accesses import Grid
+from .accesses import PARTY, Grid
 from .decoder import Builder, Code, decode
 from .errors import LaunchError, ProgramError
 from .forms import FORMS
@@ -198,6 +198,8 @@ def launch(
         batch = total if cooperative else max(1, room // size) * size
         workspace = memory.allocate(np.zeros(64, np.uint32), "grid workspace") if cooperative else 0
         each = threads // (1 if lanes else WARP)
+        if races and total * each > PARTY // 2:
+            raise LaunchError(f"grid: {total} CTAs are too many for races in global memory")
         before = memory.last if dependent else None
         held = Grid(total * each, each, size, code.global_granule, before) if races else None
         memory.last = held

@@ -64,7 +64,7 @@ def check(
     who = _parties(run, grid, group, channels)
     left, found, what = stamps(who, how.scope, step=step), None, ""
     if writes:
-        held.settle(grid.ctas)
+        held.settle()
     else:
         held.list_reads(part.at, width, left)
     if writes or held.kept:
@@ -77,7 +77,7 @@ def check(
     if writes:
         left = np.broadcast_to(np.reshape(left, (-1, 1)), places.shape)
         if how.scope:
-            held.note("update", places.reshape(-1), left.reshape(-1), grid.ctas)
+            held.note("update", places.reshape(-1), left.reshape(-1))
         else:
             held.kept.setdefault("write", [np.zeros(held.granules, np.int64)])[0][places] = left
         if found is None and channels is None and how.scope < GPU:
@@ -125,11 +125,11 @@ def _unknown(run: Run, grid: Grid, left: Array, rows: Array, by: int) -> Array:
     """Return which accesses are not within the clocks of those who access now."""
     clocks, who, steps = run.clocks, left & PARTY, step_in(left)
     flat = clocks.clocks.reshape(len(clocks.clocks), -1, clocks.agents)
-    agents, domains = grid.agents[who], grid.ctas[who] // run.cluster
+    agents, domains = grid.agents(who), grid.ctas(who) // run.cluster
     near = domains - clocks.first == rows // clocks.agents
     column, kinds = np.where(near, agents, 0), [ORDER, by]
     known = flat[kinds][:, rows, column] if by != ORDER else flat[None, ORDER, rows, column]
-    bad: Array = (left > 0) & ~(near & (steps <= _least(known, grid.asynchronous[who])))
+    bad: Array = (left > 0) & ~(near & (steps <= _least(known, grid.asynchronous(who))))
     numbers = np.broadcast_to(flat[FAR, rows, 0], bad.shape)
     afar = bad & ~near & (numbers > 0)
     for number in np.unique(numbers[afar]).tolist():
@@ -138,7 +138,7 @@ def _unknown(run: Run, grid: Grid, left: Array, rows: Array, by: int) -> Array:
             clock, agent = clocks.afar[number].get(domain, clocks.nothing()), agents[here]
             inside = agent < clock.shape[1]  # a channel may be younger than what is known
             known = clock[kinds][:, np.where(inside, agent, 0)]
-            least = _least(known, grid.asynchronous[who[here]])
+            least = _least(known, grid.asynchronous(who[here]))
             bad[here] = ~inside | (steps[here] > least)
     return bad
 
@@ -151,7 +151,7 @@ def _least(known: Array, asynchronous: Array) -> Array:
 
 def _strong(run: Run, grid: Grid, left: Array, rows: Array, scope: int) -> Array:
     """Return which accesses are strong, too, in scopes that have each other's thread in them."""
-    least, there = np.minimum(scope, scope_in(left)), grid.ctas[left & PARTY]
+    least, there = np.minimum(scope, scope_in(left)), grid.ctas(left & PARTY)
     cta = run.cta_of(rows // run.clocks.agents, rows % run.clocks.agents)
     near = (least == CLUSTER) & (there // run.cluster == cta // run.cluster)
     met: Array = (least == GPU) | near | ((least > 0) & (there == cta))
@@ -181,6 +181,6 @@ def _tell(
 def _name(run: Run, grid: Grid, party: int) -> str:
     """Return how findings call a party."""
     if party >= grid.units:
-        return grid.names[party]
-    domain, agent = int(grid.ctas[party]) // run.cluster - run.clocks.first, grid.agents[party]
-    return run.name(domain, int(agent))
+        return grid.names[party - grid.units]
+    domain = int(grid.ctas(party)) // run.cluster - run.clocks.first
+    return run.name(domain, int(grid.agents(party)))
