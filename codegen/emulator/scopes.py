@@ -116,7 +116,7 @@ def transfer(
         if held and (own or meet(held.scope, held.cta, how.scope, cta, run.cluster)):
             if own or how.updates:
                 gives = held.gives
-            if how.updates or not writes:
+            if (how.updates or not writes) and (how.acquires or run.code.fences):
                 seen = _both(run.seen.get((domain, agent), {}), held.gives)
                 run.seen[domain, agent] = seen
                 if how.acquires:
