@@ -112,6 +112,7 @@ class Grid:
         self.log = [-1]  # so that steps begin with 1
         self.cells: dict[int, Cell] = {}
         self.accesses: dict[int, Accesses] = {}
+        self.maps: dict[int, dict[int, int]] = {}  # who fenced a tensor map, and the stamp
         self._channels: dict[tuple[int, int], int] = {}
         self._about = np.zeros((3, 16), int)  # their CTA, agent and whether they are asynchronous
         if before is not None:

@@ -20,6 +20,7 @@ import numpy as np
 
 from .clocks import FAR, FENCED, INITS, LIFE, ORDER, PROXIED, RESERVED
 from .decoder import Action, Builder, Control, Decoder, Source, Target, together
+from .map_objects import acquire as acquire_map
 from .memory import SHARED
 from .moves import space_of
 from .parser import Instruction
@@ -545,6 +546,8 @@ def _acquire(run: Run, barrier: Mbarrier, group: Group, *, relaxed: bool) -> Non
 
 def _fence(d: Decoder, i: Instruction) -> Action:
     """Fences: of proxies, of barriers' initialisation, or of all, for relaxed arrivals after it."""
+    if i.operands:
+        return acquire_map(d, i)
     proxy = "proxy" in i.parts and any(p.startswith("async") for p in i.parts)
     clocks = [PROXIED] * (proxy and "global" not in i.parts)
     clocks += [FENCED] * (proxy and not any("shared" in p for p in i.parts))

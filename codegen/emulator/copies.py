@@ -23,14 +23,15 @@ from .atomics import UPDATES
 from .barriers import arrive, at_barrier, barriers_at, complete_bytes
 from .clocks import FENCED, ORDER, PROXIED
 from .decoder import Action, Builder, Decoder, commits, each_thread, waits
-from .memory import PARAM, SHARED, Part
+from .map_objects import map_at
+from .memory import SHARED, Part
 from .moves import hint
 from .parser import Instruction, split
 from .report import Array
 from .run import FIRST_SHARED, Group, Mbarrier, Run, one_of
 from .scopes import GPU, Semantics
 from .spaces import check_write, granules, hold, multicast, outside, place, shared_at
-from .tensor_map import TensorMap, swizzled
+from .tensor_map import swizzled
 from .values import TYPES
 
 __all__ = ["TABLE", "unfinished"]
@@ -158,9 +159,8 @@ def _parts(
 
 
 def _boxed(run: Run, thread: int, pointer: int, *coordinates: int) -> _Part | None:
-    held: TensorMap | None = run.tensor_maps.get(pointer - PARAM)
+    held = map_at(run, thread, pointer)
     if held is None:
-        run.find("address", f"no tensor map is at {pointer:#x}; it is a .param of 128 B")
         return None
     if len(coordinates) != len(held.shape):
         run.find("descriptor", f"{len(coordinates)} coordinates for {held}")

@@ -27,6 +27,7 @@ from . import (
     control,
     copies,
     logic,
+    map_objects,
     matrices,
     moves,
     parser,
@@ -50,7 +51,8 @@ __all__ = ["FAMILIES", "TABLE", "Module", "launch"]
 TABLE: Mapping[str, Builder] = {
     entry: builder
     for family in (
-        moves, arithmetic, logic, control, warp, barriers, copies, matrices, wgmma, tcgen05,
+        moves, arithmetic, logic, control, warp, barriers, copies, map_objects, matrices, wgmma,
+        tcgen05,
     )
     for entry, builder in family.TABLE.items()
 }  # fmt: skip
@@ -290,7 +292,7 @@ def _parameters(
         if isinstance(argument, TensorMap):
             if parameter.bytes != 128:
                 raise LaunchError(f"{parameter.name}: {parameter.bytes} B, a tensor map has 128")
-            maps[at] = argument
+            maps[at], held[at : at + 128] = argument, map_objects.encoded(argument)
             continue
         if isinstance(argument, np.ndarray | bytes):
             raw = np.frombuffer(bytes(argument), np.uint8)

@@ -22,7 +22,7 @@ from .report import Array
 from .run import WARP, Group, Run
 from .scopes import CLUSTER, GPU, WEAK, Semantics, transfer
 
-__all__ = ["check", "equal_values", "of_one_warp"]
+__all__ = ["check", "check_map", "equal_values", "fence_map", "of_one_warp"]
 
 
 def equal_values(index: Array, values: Array, held: Array, *, at_once: bool) -> bool:
@@ -97,6 +97,29 @@ def check(
             _tell(run, grid, part, how, by, found, does, did, equal=equal)
     if how.scope:
         transfer(run, group, part.start + part.at, grid.cells, step, how, writes=writes)
+
+
+def fence_map(run: Run, group: Group, addresses: Array) -> None:
+    """Note that threads let TMA see the tensor maps at addresses."""
+    if (grid := run.races) is not None:
+        left = stamps(_parties(run, grid, group, None), 0, step=run.tick())
+        for address, party, stamp in zip(addresses.tolist(), left & PARTY, left, strict=True):
+            grid.maps.setdefault(address, {})[int(party)] = stamp
+
+
+def check_map(run: Run, group: Group, part: Part, width: int) -> None:
+    """Hold TMA's use of a tensor map against its writes, and the fences behind them."""
+    if (grid := run.races) is None:
+        return
+    check(run, group, part, width, writes=False)
+    held, rows = grid.of(part.start, len(part.data)), run.rows(group)[:, None]
+    places, address = held.places(part.at, width), part.start + int(part.at[0])
+    written = max((step_in(s[places]).max() for s in held.kept.get("write", ())), default=0)
+    fences = np.array([*grid.maps.get(address, {}).values()], np.int64)[:, None]
+    known = fences[~_unknown(run, grid, fences, rows, ORDER)]
+    if written > step_in(known).max(initial=0):
+        message = "uses a tensor map with no fence.proxy.tensormap::generic.acquire since its write"
+        run.find("proxy", message, who=int(group.threads[0]), other=grid.log[int(written)])
 
 
 def _unordered(
