@@ -34,7 +34,7 @@ from .spaces import check_write, granules, hold, multicast, outside, place, shar
 from .tensor_map import swizzled
 from .values import TYPES
 
-__all__ = ["TABLE", "unfinished"]
+__all__ = ["TABLE", "send", "unfinished"]
 
 
 def _channels(run: Run, group: Group) -> Array:
@@ -273,10 +273,10 @@ def _fill(
             run, one_of(thread), found, part.dtype.itemsize, writes=False, by=FENCED,
             channels=barrier.channel,
         )  # fmt: skip
-    _send(run, thread, flat, 16, barrier, land, "loads into", by=PROXIED)
+    send(run, thread, flat, 16, barrier, land, "loads into", by=PROXIED)
 
 
-def _send(
+def send(
     run: Run, thread: int, flat: Array, width: int, barrier: Mbarrier, land: Callable[[], None],
     does: str, *, by: int = ORDER, strong: bool = False,
 ) -> None:  # fmt: skip
@@ -343,7 +343,7 @@ def _st_async(d: Decoder, i: Instruction) -> Action:
                 held[:] = UPDATES[reduction](held, value) if reduction else value
 
             strong = bool(reduction)
-            _send(run, thread, np.array([flat]), total, barrier, land, "stores to", strong=strong)
+            send(run, thread, np.array([flat]), total, barrier, land, "stores to", strong=strong)
 
     return store
 

@@ -24,6 +24,7 @@ import numpy as np
 from . import (
     arithmetic,
     barriers,
+    cancelling,
     control,
     copies,
     logic,
@@ -51,8 +52,8 @@ __all__ = ["FAMILIES", "TABLE", "Module", "launch"]
 TABLE: Mapping[str, Builder] = {
     entry: builder
     for family in (
-        moves, arithmetic, logic, control, warp, barriers, copies, map_objects, matrices, wgmma,
-        tcgen05,
+        moves, arithmetic, logic, control, warp, barriers, copies, cancelling, map_objects,
+        matrices, wgmma, tcgen05,
     )
     for entry, builder in family.TABLE.items()
 }  # fmt: skip
@@ -198,6 +199,8 @@ def launch(
         # CTAs of a cooperative launch wait for all others
         cooperative = any("%envreg" in o for i in code.instructions for o in i.operands)
         batch = total if cooperative else max(1, room // size) * size
+        if any(i.parts[0] == "clusterlaunchcontrol" for i in code.instructions):
+            batch = min(batch, max(1, total // size // 2) * size)  # so that there is one to take
         workspace = memory.allocate(np.zeros(64, np.uint32), "grid workspace") if cooperative else 0
         each = threads // (1 if lanes else WARP)
         if races and total * each > PARTY // 2:
@@ -206,6 +209,7 @@ def launch(
         held = Grid(total * each, each, size, code.global_granule, before) if races else None
         memory.last = held
         while done < total:
+            begin = [min(done + batch, total)]
             now = run = Run(
                 code=code,
                 memory=memory,
@@ -214,7 +218,8 @@ def launch(
                 cluster=size,
                 cluster_shape=shape,
                 first_cta=done,
-                ctas=min(batch, total - done),
+                ctas=begin[0] - done,
+                next_cta=begin,
                 parameters=parameters,
                 tensor_maps=maps,
                 shared_bytes=shared,
@@ -235,7 +240,7 @@ def launch(
                 barriers.unfinished(run)
                 copies.unfinished(run)
                 tcgen05.unfinished(run)
-            done, elapsed = done + batch, run.now()
+            done, elapsed = begin[0], run.now()
             if any(f.kind in ("deadlock", "limit") for f in findings.values()):
                 break
         issued: dict[str, int] = {}

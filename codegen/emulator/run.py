@@ -298,6 +298,10 @@ class Run:
     budget: list[int]
     unit: int
     workspace: int = 0
+    next_cta: list[int] = field(default_factory=lambda: [0])
+    """The first CTA of the grid that has not begun and is nobody's."""
+    none_left: set[int] = field(default_factory=set)
+    """CTAs that have asked for a cluster, and seen that there was none."""
     races: Any = None
     """The accesses of global memory, a Grid; None where these are not checked."""
     threads_per_cta: int = 0
