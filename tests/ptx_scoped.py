@@ -174,6 +174,7 @@ PAIRS: dict[str, Pair] = {
     "a relaxed poll without a fence": Pair(_passed(RELEASE, _poll("ld.relaxed.gpu.global.u32"), f"={FENCE}")),
     "an acquire of the CTA": Pair(_passed(RELEASE, f"!{_poll('ld.acquire.cta.global.u32')} <<\n={_poll(ACQUIRE)}")),
     "a poll with a fence of the CTA": Pair(_passed(RELEASE, _poll("ld.relaxed.gpu.global.u32"), f"!fence.acq_rel.cta;\n={FENCE}")),
+    "an acquire of another flag": Pair(_passed(RELEASE, _poll("ld.relaxed.gpu.global.u32"), f"!ld.acquire.gpu.global.u32 %r1, [%f+8];\n={FENCE}")),
     "volatile without __threadfence": Pair(_passed("=membar.gl;\nst.volatile.global.u32 [%f], 1;", _poll("ld.volatile.global.u32"), "membar.gl;")),
     "volatile with __threadfence_block": Pair(_passed("!membar.cta;\n=membar.gl;\nst.volatile.global.u32 [%f], 1;", _poll("ld.volatile.global.u32"), "membar.gl;")),
     "no __threadfence behind a poll": Pair(_passed("membar.gl; st.volatile.global.u32 [%f], 1;", _poll("ld.volatile.global.u32"), "=membar.gl;")),

@@ -92,7 +92,7 @@ class Accesses:
             if not apart.any():
                 continue
             other[places[apart]] = stamp[apart]
-            apart &= self.grid.ctas(stamp & PARTY) != self.grid.ctas(now & PARTY)
+            apart &= self.grid.about(stamp & PARTY)[0] != self.grid.about(now & PARTY)[0]
             far[places[apart]] = stamp[apart]
 
 
@@ -114,24 +114,16 @@ class Grid:
         self.accesses: dict[int, Accesses] = {}
         self.maps: dict[int, dict[int, int]] = {}  # who fenced a tensor map, and the stamp
         self._channels: dict[tuple[int, int], int] = {}
-        self._about = np.zeros((3, 16), int)  # their CTA, agent and whether they are asynchronous
+        self._about = np.zeros((3, 16), int)
         if before is not None:
             self._follow(before)
 
-    def ctas(self, parties: Any) -> Any:
-        """Return the CTA of each party; of a channel the first one of its cluster."""
-        channel = np.clip(parties - self.units, 0, None)
-        return np.where(parties < self.units, parties // self.each, self._about[0][channel])
-
-    def agents(self, parties: Any) -> Any:
-        """Return which agent of its domain each party is."""
-        channel, threads = np.clip(parties - self.units, 0, None), self.each * self.cluster
-        return np.where(parties < self.units, parties % threads + 1, self._about[1][channel])
-
-    def asynchronous(self, parties: Any) -> Any:
-        """Return which parties are channels of the asynchronous proxy."""
-        channel = np.clip(parties - self.units, 0, None)
-        return (parties >= self.units) & (self._about[2][channel] > 0)
+    def about(self, parties: Any) -> tuple[Array, Array, Array]:
+        """Return of parties their CTA (a cluster's first), agent, and if they are asynchronous."""
+        channels, among = parties >= self.units, self.each * self.cluster
+        ctas, agents, ways = self._about[:, np.where(channels, parties - self.units, 0)]
+        ctas = np.where(channels, ctas, parties // self.each)
+        return ctas, np.where(channels, agents, parties % among + 1), channels & (ways > 0)
 
     def _follow(self, before: Grid) -> None:
         party = self._party((EARLIER, 0), "the kernel before", asynchronous=True)

@@ -148,11 +148,12 @@ def _unknown(run: Run, grid: Grid, left: Array, rows: Array, by: int) -> Array:
     """Return which accesses are not within the clocks of those who access now."""
     clocks, who, steps = run.clocks, left & PARTY, step_in(left)
     flat = clocks.clocks.reshape(len(clocks.clocks), -1, clocks.agents)
-    agents, domains = grid.agents(who), grid.ctas(who) // run.cluster
+    ctas, agents, ways = grid.about(who)
+    domains = ctas // run.cluster
     near = domains - clocks.first == rows // clocks.agents
     column, kinds = np.where(near, agents, 0), [ORDER, by]
     known = flat[kinds][:, rows, column] if by != ORDER else flat[None, ORDER, rows, column]
-    bad: Array = (left > 0) & ~(near & (steps <= _least(known, grid.asynchronous(who))))
+    bad: Array = (left > 0) & ~(near & (steps <= _least(known, ways)))
     numbers = np.broadcast_to(flat[FAR, rows, 0], bad.shape)
     afar = bad & ~near & (numbers > 0)
     for number in np.unique(numbers[afar]).tolist():
@@ -161,8 +162,7 @@ def _unknown(run: Run, grid: Grid, left: Array, rows: Array, by: int) -> Array:
             clock, agent = clocks.afar[number].get(domain, clocks.nothing()), agents[here]
             inside = agent < clock.shape[1]  # a channel may be younger than what is known
             known = clock[kinds][:, np.where(inside, agent, 0)]
-            least = _least(known, grid.asynchronous(who[here]))
-            bad[here] = ~inside | (steps[here] > least)
+            bad[here] = ~inside | (steps[here] > _least(known, ways[here]))
     return bad
 
 
@@ -174,7 +174,7 @@ def _least(known: Array, asynchronous: Array) -> Array:
 
 def _strong(run: Run, grid: Grid, left: Array, rows: Array, scope: int) -> Array:
     """Return which accesses are strong, too, in scopes that have each other's thread in them."""
-    least, there = np.minimum(scope, scope_in(left)), grid.ctas(left & PARTY)
+    least, there = np.minimum(scope, scope_in(left)), grid.about(left & PARTY)[0]
     cta = run.cta_of(rows // run.clocks.agents, rows % run.clocks.agents)
     near = (least == CLUSTER) & (there // run.cluster == cta // run.cluster)
     met: Array = (least == GPU) | near | ((least > 0) & (there == cta))
@@ -205,5 +205,5 @@ def _name(run: Run, grid: Grid, party: int) -> str:
     """Return how findings call a party."""
     if party >= grid.units:
         return grid.names[party - grid.units]
-    domain = int(grid.ctas(party)) // run.cluster - run.clocks.first
-    return run.name(domain, int(grid.agents(party)))
+    cta, agent, _ = grid.about(party)
+    return run.name(int(cta) // run.cluster - run.clocks.first, int(agent))

@@ -89,15 +89,15 @@ def _given(run: Run, cta: int, scope: int, knowledge: Knowledge) -> Gives:
     return {(scope, place): (cta, knowledge)}
 
 
-def _take(run: Run, domain: int, agent: int, scope: int, gives: Gives) -> None:
-    """Let an agent know what is given to it; the rest is for a fence of a wider scope."""
+def _take(run: Run, domain: int, agent: int, scope: int, gives: Gives) -> Gives:
+    """Let an agent know what is given to it; return the rest, for a fence of a wider scope."""
     here, left = run.cta_of(domain, agent), Gives()
     for key, (cta, knowledge) in gives.items():
         if meet(key[0], cta, scope, here, run.cluster):
             run.clocks.learn(domain, [agent], knowledge)
         else:
             left[key] = cta, knowledge
-    run.seen[domain, agent] = left
+    return left
 
 
 def transfer(
@@ -116,11 +116,12 @@ def transfer(
         if held and (own or meet(held.scope, held.cta, how.scope, cta, run.cluster)):
             if own or how.updates:
                 gives = held.gives
-            if (how.updates or not writes) and (how.acquires or run.code.fences):
-                seen = _both(run.seen.get((domain, agent), {}), held.gives)
-                run.seen[domain, agent] = seen
+            if how.updates or not writes:
+                left = held.gives
                 if how.acquires:
-                    _take(run, domain, agent, how.scope, seen)
+                    left = _take(run, domain, agent, how.scope, left)
+                if left and run.code.fences:
+                    run.seen[domain, agent] = _both(run.seen.get((domain, agent), {}), left)
         if not writes:
             continue
         if how.releases:
@@ -139,8 +140,8 @@ def fence(run: Run, group: Group, step: int, i: Instruction) -> None:
     scope = scope_of(i)
     for domain, agents in run.by_domain(group):
         for agent in agents:
-            if "release" not in i.parts and (domain, agent) in run.seen:
-                _take(run, domain, agent, scope, run.seen[domain, agent])
+            if "release" not in i.parts and (seen := run.seen.pop((domain, agent), None)):
+                run.seen[domain, agent] = _take(run, domain, agent, scope, seen)
             if "acquire" not in i.parts:
                 clock = run.clocks.snapshot(domain, [agent], step)
                 known = run.clocks.publish(domain, clock)
