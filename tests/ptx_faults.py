@@ -28,8 +28,9 @@ START = """.version 8.7
   .local .align 16 .b8 stack[64];
   ld.param.u64 %d0, [x]; ld.param.u64 %d1, [y]; mov.u32 %t, %tid.x; mov.u32 %s, held;
   mad.lo.u32 %own, %t, 4, %s; and.b32 %lane, %t, 31; shr.u32 %warp, %t, 5;
-  mul.wide.u32 %d2, %t, 4; add.u64 %d3, %d2, %d0; add.u64 %d2, %d2, %d1; mov.u32 %bar, bars;
-  mov.u32 %r9, 0; setp.eq.u32 %p0, %t, 0; setp.eq.u32 %p1, %lane, 0;
+  mul.wide.u32 %d2, %t, 4; add.u64 %d3, %d2, %d0; mov.u32 %r9, %ctaid.x; mov.u32 %bar, %ntid.x;
+  mad.lo.u32 %r9, %r9, %bar, %t; mad.wide.u32 %d2, %r9, 4, %d1; add.u64 %d2, %d2, 2048;
+  mov.u32 %bar, bars; mov.u32 %r9, 0; setp.eq.u32 %p0, %t, 0; setp.eq.u32 %p1, %lane, 0;
 """
 END = "\n  st.global.u32 [%d2], %r9;\n  ret;\n}\n"
 WORDS = 1024
@@ -956,7 +957,7 @@ def _reads() -> Iterator[str]:
             st.shared.u32 [%r3], %t; <<
             fence.proxy.async.shared::cta; bar.sync 0;
             @%p0 {plain} [%d1], [%r4], 256; @%p0 cp.async.bulk.commit_group;
-            add.u32 %r2, %r2, 1; setp.eq.u32 %p2, %r2, {buffers}; selp.u32 %r2, 0, %r2, %p2;
+            add.u64 %d1, %d1, 256; add.u32 %r2, %r2, 1; setp.eq.u32 %p2, %r2, {buffers}; selp.u32 %r2, 0, %r2, %p2;
             add.u32 %r1, %r1, 1; setp.lt.u32 %p3, %r1, 6; @%p3 bra L;
             @%p0 cp.async.bulk.wait_group 0;"""
     for size in (256, 32):

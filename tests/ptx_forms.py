@@ -66,6 +66,8 @@ def _operand(text: str, opcode: str, n: int) -> str | None:
         return "_"
     if role.startswith("["):
         return "[%u64_0]"
+    if role == "#" and opcode.startswith("tensormap.cp"):
+        return "128"
     if role == "#":
         return {"discard": "128", "applypriority": "128", "fence": "128", "setmaxnreg": "64"}.get(
             parts[0], "16" if opcode.startswith("cp.async.c") and "group" not in opcode else "0"

@@ -285,29 +285,33 @@ PLAIN = (
 )
 
 
-@pytest.mark.parametrize("threads", [1, 0])
-def test_every_result_says_what_is_not_checked(tmp_path: Path, threads: int) -> None:
-    """Text, JSON, SARIF and a report, with findings (no array) or without."""
-    size = threads
-    arrays = {"x": np.zeros(size, np.uint32)}
-    checked = check(PLAIN, "k", 1, 1, arrays)
-    assert checked.json["not_checked"] == ["races in global memory"]
+@pytest.mark.parametrize("races", [True, False])
+@pytest.mark.parametrize("size", [1, 0])
+def test_every_result_says_what_is_not_checked(tmp_path: Path, size: int, *, races: bool) -> None:
+    """Text, JSON, SARIF and a report, with findings (no array) or without; by default nothing."""
+    arrays, named = {"x": np.zeros(size, np.uint32)}, [] if races else ["races in global memory"]
+    checked = check(PLAIN, "k", 1, 1, arrays, races=races)
+    assert checked.json["not_checked"] == named
     [run] = sarif(checked, "k.ptx")["runs"]
     [invocation] = run["invocations"]
-    [note] = invocation["toolExecutionNotifications"]
-    assert note["message"]["text"] == SAID
+    assert [note["message"]["text"] for note in invocation["toolExecutionNotifications"]] == (
+        [] if races else [SAID]
+    )
     memory = Memory()
-    report = launch(Module.parse(PLAIN), "k", 1, 1, [memory.allocate(arrays["x"])], memory)
-    assert str(report).splitlines()[-1] == SAID
+    given = [memory.allocate(arrays["x"])]
+    report = launch(Module.parse(PLAIN), "k", 1, 1, given, memory, races=races)
+    assert (str(report).splitlines()[-1] == SAID) is not races
     path, log = tmp_path / "k.ptx", tmp_path / "k.sarif"
     path.write_text(PLAIN, encoding="utf-8")
     command = ["ptx", str(path), "--arg", f"x=u32[{size}]", "--sarif", str(log)]
-    done = CliRunner().invoke(app, command)
-    assert done.exit_code == (0 if threads else 1)
-    assert done.output.splitlines()[-1] == SAID
-    assert SAID in log.read_text(encoding="utf-8")
+    command += [] if races else ["--no-global"]
+    for more in ([], ["--annotations", "github"]):
+        done = CliRunner().invoke(app, [*command, *more])
+        assert done.exit_code == (0 if size else 1)
+        assert (done.output.splitlines()[-1] == SAID) is not races
+    assert (SAID in log.read_text(encoding="utf-8")) is not races
     as_json = CliRunner().invoke(app, [*command, "--json"])
-    assert json.loads(as_json.output)["not_checked"] == ["races in global memory"]
+    assert json.loads(as_json.output)["not_checked"] == named
 
 
 # No exception but the project's own.

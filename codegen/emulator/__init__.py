@@ -14,10 +14,10 @@
 warp 0 of CTA 0: 4 B at 0 B past the end of x, which has 16 B
 
 It shares nothing with the emitter: each is the other's test.  Asynchronous operations complete as
-late, as early or as randomly as the documented order allows; accesses of shared memory are held
-against a happens-before relation with proxies (``clocks.py``), of warps or of single threads.  What
-has no form in the table of ``forms.py`` is an error.  Not modelled: races on global memory, scopes
-of acquire and release, L1 and the constant cache, time.
+late, as early or as randomly as the documented order allows; accesses of shared and global memory
+are held against a happens-before relation with proxies (``clocks.py``) and scopes (``scopes.py``),
+of warps or of single threads.  What has no form in the table of ``forms.py`` is an error.  Not
+modelled: L1 and the constant cache, time.
 
 Source: PTX ISA 9.0.
 """

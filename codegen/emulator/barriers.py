@@ -18,14 +18,15 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from .clocks import INITS, LIFE, ORDER, PROXIED, RESERVED
+from .clocks import FAR, FENCED, INITS, LIFE, ORDER, PROXIED, RESERVED
 from .decoder import Action, Builder, Control, Decoder, Source, Target, together
+from .map_objects import acquire as acquire_map
 from .memory import SHARED
 from .moves import space_of
 from .parser import Instruction
 from .report import Array
 from .run import WARP, ClusterBarrier, Group, Mbarrier, NamedBarrier, Run, Waiter
-from .spaces import fence as order
+from .scopes import fence as order
 from .spaces import granules, shared_at
 
 __all__ = ["TABLE", "arrive", "at_barrier", "barriers_at", "complete_bytes", "end"]
@@ -56,7 +57,10 @@ def _bar(d: Decoder, i: Instruction) -> Control:
             run.find("barrier", f"barrier {numbers.max()}; a CTA has 0 to {_NAMED - 1}")
             return
         if (counts % WARP).any():
-            run.find("barrier", f"a count of {counts.max()} threads is no multiple of {WARP}")
+            why, size = f"counts {counts.max()} threads", int(np.prod(run.block))
+            right = run.right(run.pc, 1 + bool(reduces), size, f"{why}, the CTA has {size}")
+            message = f"a count of {counts.max()} threads is no multiple of {WARP}"
+            run.find("barrier", message, numbers=(right,))
         if not arrives and not reduces and _all_at_once(run, complete, numbers, counts, step):
             return
         ballot = vote(run, complete) if reduces else None
@@ -65,7 +69,8 @@ def _bar(d: Decoder, i: Instruction) -> Control:
             cta, which = int(here.threads[0]) // run.threads_per_cta, int(numbers[mask][0])
             barrier = run.named.setdefault((cta, which), NamedBarrier(run.clocks.nothing()))
             say = "at barrier {1}, where {0.arrived} of {0.expected} arrived".format
-            waiter = Waiter(run.pc + 1, here, functools.partial(say, barrier, which))
+            says = functools.partial(say, barrier, which)
+            waiter = Waiter(run.pc + 1, here, says, barrier=barrier)
             _join(run, barrier, here, int(counts[mask][0]), step)
             _known_to_be_open(run, (cta, which), barrier, here, step)
             warps = set(here.warp_numbers.tolist())
@@ -395,6 +400,7 @@ def _turn(run: Run, barrier: Mbarrier) -> None:
         return
     barrier.phase += 1
     barrier.before, barrier.marks = barrier.marks, {}
+    barrier.said = {}
     barrier.pending = barrier.expected
     barrier.released = run.clocks.join(barrier.released, barrier.clock)
     barrier.clock = run.clocks.nothing()
@@ -441,6 +447,7 @@ def _arrive(d: Decoder, i: Instruction) -> Action:
                 _turn(run, barrier)
                 continue
             if expects:
+                barrier.said.setdefault(run.pc, []).extend(mine.tolist())
                 barrier.bytes += total
                 if abs(barrier.bytes) > _MOST_BYTES:
                     run.find("barrier", f"{barrier}: at most {_MOST_BYTES} B are counted")
@@ -522,7 +529,7 @@ def _wait(d: Decoder, i: Instruction) -> Control:
                     write(run, here, np.zeros(here.size, bool))
                 else:
                     say = functools.partial("for parity {} of the {}".format, bit, barrier)
-                    waiter = Waiter(run.pc + 1, here, say, resume)
+                    waiter = Waiter(run.pc + 1, here, say, resume, barrier)
                     run.wait(waiter)
                     barrier.waiters.append((bit, waiter))
 
@@ -533,23 +540,26 @@ def _acquire(run: Run, barrier: Mbarrier, group: Group, *, relaxed: bool) -> Non
     clock = barrier.released
     if relaxed:
         clock = clock.copy()
-        clock[[ORDER, PROXIED]] = -1
+        clock[[ORDER, PROXIED, FENCED, FAR]] = -1
     run.clocks.acquire(*run.members(group), clock)
 
 
 def _fence(d: Decoder, i: Instruction) -> Action:
     """Fences: of proxies, of barriers' initialisation, or of all, for relaxed arrivals after it."""
+    if i.operands:
+        return acquire_map(d, i)
     proxy = "proxy" in i.parts and any(p.startswith("async") for p in i.parts)
-    proxy &= "global" not in i.parts  # of shared memory it says nothing
-    inits = "mbarrier_init" in i.parts
+    clocks = [PROXIED] * (proxy and "global" not in i.parts)
+    clocks += [FENCED] * (proxy and not any("shared" in p for p in i.parts))
+    clocks += [INITS] * ("mbarrier_init" in i.parts)
 
     def fence(run: Run, group: Group) -> None:
         step = run.tick()
         for domain, agents in run.by_domain(group):
-            for clock in [PROXIED] * proxy + [INITS] * inits:
+            for clock in clocks:
                 run.clocks.fence(domain, agents, step, clock)
-        if "proxy" not in i.parts and not inits:
-            order(run, group, step)
+        if "proxy" not in i.parts and "mbarrier_init" not in i.parts:
+            order(run, group, step, i)
 
     return fence
 

@@ -28,7 +28,7 @@ from .errors import LaunchError, ProgramError, TinyGpuError
 from .launching import Extent, Module, launch
 from .memory import Memory
 from .mending import mend_of
-from .report import NOT_CHECKED, Array, Finding, gathered
+from .report import Array, Finding, gathered
 from .sources import Source, annotation, sources
 from .values import TYPES
 
@@ -76,6 +76,7 @@ class Checked:
     differing: tuple[str, ...]
     instructions: int
     sources: Mapping[int, Source]
+    not_checked: tuple[str, ...] = ()
 
     @property
     def status(self) -> int:
@@ -93,7 +94,7 @@ class Checked:
             "orders": [str(order) for order in self.orders],
             "instructions": self.instructions,
             "differing": list(self.differing),
-            "not_checked": list(NOT_CHECKED),
+            "not_checked": list(self.not_checked),
             "findings": [
                 {
                     **asdict(f),
@@ -175,6 +176,7 @@ def check(
     orders: Sequence[Order] = (Order("late"), Order("early"), Order("random")),
     lanes: bool | None = None,
     limit: int = 5_000_000,
+    races: bool = True,
 ) -> Checked:
     """Run a kernel in every order; arrays among the arguments are copied before each.
 
@@ -205,6 +207,7 @@ def check(
         report = launch(
             module, kernel, grid, block, passed, memory, cluster=cluster, seed=order.seed,
             completion=order.completion, smem_bytes=smem_bytes, limit=limit, lanes=lanes,
+            races=races,
         )  # fmt: skip
         instructions = instructions or sum(report.instruction_counts.values())
         for finding in report.findings:
@@ -217,7 +220,7 @@ def check(
         first = first or held
     return Checked(
         kernel, tuple(orders), gathered(found.values()), first, tuple(differing), instructions,
-        sources(text),
+        sources(text), report.not_checked,
     )  # fmt: skip
 
 
@@ -249,7 +252,7 @@ def with_mends(checked: Checked, text: str, run: Callable[[str, int], Checked]) 
 
 def check_file(
     file: Path, *, kernel: str, grid: str, block: str, cluster: str, smem: int, arg: Sequence[str],
-    save: Sequence[str], order: str, lanes: bool | None, limit: int,
+    save: Sequence[str], order: str, lanes: bool | None, limit: int, races: bool,
 ) -> Checked:  # fmt: skip
     """Check a kernel of a file, with the options of a command line; save the arrays it names.
 
@@ -266,7 +269,7 @@ def check_file(
         return check(
             text, kernel, _extent(grid, "--grid"), _extent(block, "--block"), arguments,
             cluster=_extent(cluster, "--cluster"), smem_bytes=smem, orders=orders(order),
-            lanes=lanes, limit=limit,
+            lanes=lanes, limit=limit, races=races,
         )  # fmt: skip
 
     checked = with_mends(run(text, limit), text, run)
@@ -334,7 +337,7 @@ def _summary(checked: Checked) -> list[str]:
     count = f"{len(checked.findings)} findings" if checked.findings else "nothing found"
     return [
         f"{checked.kernel}: {count}; orders {', '.join(map(str, checked.orders))}",
-        f"not checked: {', '.join(NOT_CHECKED)}",
+        *(f"not checked: {what}" for what in checked.not_checked),
     ]
 
 
@@ -372,7 +375,10 @@ def sarif(checked: Checked, path: str) -> dict[str, Any]:
             result["relatedLocations"] = related
         results.append(result)
     rules = [{"id": kind} for kind in sorted({f.kind for f in checked.findings})]
-    told = [{"level": "note", "message": {"text": f"not checked: {n}"}} for n in NOT_CHECKED]
+    told = [
+        {"level": "note", "message": {"text": f"not checked: {what}"}}
+        for what in checked.not_checked
+    ]
     driver = {"name": "tinygpu ptx", "rules": rules}
     return {
         "version": "2.1.0",
@@ -382,7 +388,7 @@ def sarif(checked: Checked, path: str) -> dict[str, Any]:
                 "tool": {"driver": driver},
                 "results": results,
                 "invocations": [{"executionSuccessful": True, "toolExecutionNotifications": told}],
-                "properties": {"not_checked": list(NOT_CHECKED)},
+                "properties": {"not_checked": list(checked.not_checked)},
             }
         ],
     }

@@ -46,6 +46,8 @@ def options() -> ArgumentParser:
         help="When asynchronous operations complete: late,early,random:20.")  # fmt: skip
     add("--lanes", action=BooleanOptionalAction,
         help="Threads as agents, which finds races inside a warp; small CTAs have it.")  # fmt: skip
+    add("--global", dest="races", action=BooleanOptionalAction, default=True,
+        help="Look for races in global memory.")  # fmt: skip
     add("--limit", type=int, default=5_000_000,
         help="Instructions of groups that a run may have.")  # fmt: skip
     add("--sarif", type=Path, help="Write the findings as SARIF there.")

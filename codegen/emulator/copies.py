@@ -18,20 +18,23 @@ from typing import Any
 
 import numpy as np
 
+from . import races
 from .atomics import UPDATES
 from .barriers import arrive, at_barrier, barriers_at, complete_bytes
-from .clocks import ORDER, PROXIED
+from .clocks import FENCED, ORDER, PROXIED
 from .decoder import Action, Builder, Decoder, commits, each_thread, waits
-from .memory import PARAM, SHARED
+from .map_objects import map_at
+from .memory import SHARED, Part
 from .moves import hint
 from .parser import Instruction, split
 from .report import Array
 from .run import FIRST_SHARED, Group, Mbarrier, Run, one_of
+from .scopes import GPU, Semantics
 from .spaces import check_write, granules, hold, multicast, outside, place, shared_at
-from .tensor_map import TensorMap, swizzled
+from .tensor_map import swizzled
 from .values import TYPES
 
-__all__ = ["TABLE", "unfinished"]
+__all__ = ["TABLE", "send", "unfinished"]
 
 
 def _channels(run: Run, group: Group) -> Array:
@@ -48,6 +51,7 @@ def _cp_async(d: Decoder, i: Instruction) -> Action:
     ignores = bool(rest) and d.kernel.registers.get(rest[0]) == "pred"
     taken = d.source(rest[0], "pred" if ignores else "u32") if rest else None
     d.touch(size)
+    d.touch(size, "global")
 
     def copy(run: Run, group: Group) -> None:
         found = shared_at(run, group, to(run, group), size)
@@ -66,8 +70,13 @@ def _cp_async(d: Decoder, i: Instruction) -> Action:
         run.conflict(conflict, "copies to")
         for taken_bytes in np.unique(count[count > 0]).tolist():
             mask = count == taken_bytes
-            parts = run.memory.locate(source[mask], taken_bytes)
-            outside(run, here.where(mask), source[mask], taken_bytes, parts)
+            parts, readers = run.memory.locate(source[mask], taken_bytes), here.where(mask)
+            outside(run, readers, source[mask], taken_bytes, parts)
+            for part in parts:
+                chosen = slice(None) if part.which is None else part.which
+                those = Group(readers.threads[chosen])
+                mine = channels[mask][chosen]
+                races.check(run, those, part, taken_bytes, writes=False, channels=mine)
 
         def move(which: Array) -> None:
             index = np.arange(size)
@@ -118,6 +127,10 @@ class _Part:
     start: int = 0
     torn: int = 0  # bytes of a line's last piece of 16 B, where the line ends in it
 
+    def of_global(self, run: Run) -> Iterator[Part]:
+        """Yield what there is of it, by allocation."""
+        return iter(run.memory.locate(self.addresses[self.inside], self.dtype.itemsize))
+
     def load(self, run: Run) -> Array:
         """Return the bytes, with ``fill`` for what does not exist."""
         bits = np.dtype(f"u{self.dtype.itemsize}")
@@ -146,9 +159,8 @@ def _parts(
 
 
 def _boxed(run: Run, thread: int, pointer: int, *coordinates: int) -> _Part | None:
-    held: TensorMap | None = run.tensor_maps.get(pointer - PARAM)
+    held = map_at(run, thread, pointer)
     if held is None:
-        run.find("address", f"no tensor map is at {pointer:#x}; it is a .param of 128 B")
         return None
     if len(coordinates) != len(held.shape):
         run.find("descriptor", f"{len(coordinates)} coordinates for {held}")
@@ -180,6 +192,7 @@ def _bulk(d: Decoder, i: Instruction) -> Action:
     """Route a bulk copy by its spaces."""
     spaces = [p for p in i.parts if p.split("::")[0] in ("global", "shared")]
     d.touch(16)
+    d.touch(16, "global")
     if spaces[0].startswith("shared"):
         return _load(d, i)
     return _store(d, i)
@@ -255,10 +268,15 @@ def _fill(
             run.find("exit", f"a load of {who} lands in {run.cta_name(cta)}, which has ended")
         run.shared.reshape(-1, 16)[flat // 16] = fetch().reshape(-1, 16)
 
-    _send(run, thread, flat, 16, barrier, land, "loads into", by=PROXIED)
+    for found in part.of_global(run):
+        races.check(
+            run, one_of(thread), found, part.dtype.itemsize, writes=False, by=FENCED,
+            channels=barrier.channel,
+        )  # fmt: skip
+    send(run, thread, flat, 16, barrier, land, "loads into", by=PROXIED)
 
 
-def _send(
+def send(
     run: Run, thread: int, flat: Array, width: int, barrier: Mbarrier, land: Callable[[], None],
     does: str, *, by: int = ORDER, strong: bool = False,
 ) -> None:  # fmt: skip
@@ -325,7 +343,7 @@ def _st_async(d: Decoder, i: Instruction) -> Action:
                 held[:] = UPDATES[reduction](held, value) if reduction else value
 
             strong = bool(reduction)
-            _send(run, thread, np.array([flat]), total, barrier, land, "stores to", strong=strong)
+            send(run, thread, np.array([flat]), total, barrier, land, "stores to", strong=strong)
 
     return store
 
@@ -397,8 +415,13 @@ def _put(run: Run, thread: int, flat: Array, part: _Part, reduction: str) -> Non
 
     one, channel = one_of(thread), run.channel("bulk stores", thread, thread)
     hold(run, one, flat, 16, channel, "stores from")
+    written = run.channel("bulk stores' writes", thread, thread)
+    how = Semantics(GPU if reduction else 0)
+    for found in part.of_global(run):
+        races.check(run, one, found, dtype.itemsize, how, writes=True, by=FENCED, channels=written)
     pending = run.issue(put)
     run.keep("bulk stores", one, channel, lambda _: run.finish(pending))
+    run.keep("bulk stores' writes", one, written, lambda _: run.finish(pending))
 
 
 def unfinished(run: Run) -> None:
@@ -414,8 +437,8 @@ TABLE: Mapping[str, Builder] = {
     "cp.async.mbarrier.arrive": _copy_arrive,
     **{f"cp.{way}.bulk{of}": _bulk for way in ("async", "reduce.async") for of in ("", ".tensor")},
     **dict.fromkeys(("cp.async.bulk.prefetch", "cp.async.bulk.prefetch.tensor"), hint),
-    "cp.async.bulk.commit_group": commits("bulk stores"),
-    "cp.async.bulk.wait_group": waits("bulk stores"),
+    "cp.async.bulk.commit_group": commits("bulk stores", "bulk stores' writes"),
+    "cp.async.bulk.wait_group": waits("bulk stores", "bulk stores' writes"),
     **dict.fromkeys(("st.async", "red.async"), _st_async),
     "st.bulk": _st_bulk,
 }

@@ -73,25 +73,32 @@ def together(action: Action, unit: int = WARP) -> Control:
     return Control(act, unit)
 
 
-def commits(kind: str, unit: int = 1) -> Builder:
+def commits(*kinds: str, unit: int = 1) -> Builder:
     """Return the builder of what makes a group of the operations that are in none."""
 
     def commit(run: Run, group: Group) -> None:
-        run.committed[kind][group.index] += 1
+        for kind in kinds:
+            run.committed[kind][group.index] += 1
 
     return lambda d, i: commit if unit == 1 else together(commit, unit)
 
 
-def waits(kind: str, unit: int = 1) -> Builder:
-    """Return the builder of what waits for all groups but the last ones, or for everything."""
+def waits(*kinds: str, unit: int = 1) -> Builder:
+    """Return the builder of what waits for all groups but the last ones, or for everything.
+
+    With ``.read`` it waits for the first kind alone.
+    """
 
     def build(d: Decoder, i: Instruction) -> Action | Control:
         pending = d.number(i.operands[0]) if i.operands else -1
 
         def wait(run: Run, group: Group) -> None:
             run.tick()
-            committed = run.committed[kind]
-            run.land(kind, group, lambda one: one.number < committed[one.group.threads] - pending)
+            committed = run.committed[kinds[0]]
+            for kind in kinds[:1] if "read" in i.parts else kinds:
+                run.land(
+                    kind, group, lambda one: one.number < committed[one.group.threads] - pending
+                )
 
         return wait if unit == 1 else together(wait, unit)
 
@@ -153,9 +160,12 @@ class Decoder:
         """Return an error that names the instruction and its line."""
         return ProgramError(f"PTX {self.instruction}: {what}")
 
-    def touch(self, width: int) -> None:
-        """Note that the kernel touches shared memory in pieces of ``width`` bytes."""
-        self.code.granule = min(self.code.granule, width)
+    def touch(self, width: int, space: str = "shared") -> None:
+        """Note that the kernel touches shared or global memory in pieces of ``width`` bytes."""
+        if space in ("shared", "cluster", "generic"):
+            self.code.granule = min(self.code.granule, width)
+        if space in ("global", "generic"):
+            self.code.global_granule = min(self.code.global_granule, width)
 
     def register(self, name: str) -> int:
         """Return a register's number."""

@@ -179,7 +179,7 @@ def _fits(form: Form, parts: list[str]) -> tuple[int, bool]:
 
 
 _UNTYPED = {"tf32", "f16x2", "bf16x2", "f32x2", "u16x2", "s16x2", "e4m3x2", "e5m2x2", "b"}
-_LISTS = ("mov", "ldmatrix", "stmatrix", "tcgen05")
+_LISTS = ("mov", "ldmatrix", "stmatrix", "tcgen05", "clusterlaunchcontrol")
 _FRACTION = re.compile(r"0[fF][0-9a-fA-F]{8}|\d*\.\d+")
 _TYPE = re.compile(r"(?:[busf]|bf|tf)\d+(?:x2)?|pred|e\dm\dx2")
 

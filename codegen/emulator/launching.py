@@ -24,9 +24,11 @@ import numpy as np
 from . import (
     arithmetic,
     barriers,
+    cancelling,
     control,
     copies,
     logic,
+    map_objects,
     matrices,
     moves,
     parser,
@@ -34,12 +36,13 @@ from . import (
     warp,
     wgmma,
 )
+from .accesses import PARTY, Grid
 from .decoder import Builder, Code, decode
 from .errors import LaunchError, ProgramError
 from .forms import FORMS
 from .functions import address_of
 from .memory import Memory
-from .report import Array, Finding, Report, gathered
+from .report import NOT_CHECKED, Array, Finding, Report, gathered
 from .run import WARP, Run
 from .tensor_map import TensorMap
 from .values import TYPES, constant, immediate, typed
@@ -49,7 +52,8 @@ __all__ = ["FAMILIES", "TABLE", "Module", "launch"]
 TABLE: Mapping[str, Builder] = {
     entry: builder
     for family in (
-        moves, arithmetic, logic, control, warp, barriers, copies, matrices, wgmma, tcgen05,
+        moves, arithmetic, logic, control, warp, barriers, copies, cancelling, map_objects,
+        matrices, wgmma, tcgen05,
     )
     for entry, builder in family.TABLE.items()
 }  # fmt: skip
@@ -149,6 +153,8 @@ def launch(
     smem_bytes: int = 0,
     limit: int = 5_000_000,
     lanes: bool | None = None,
+    races: bool = True,
+    dependent: bool = False,
 ) -> Report:
     """Run a kernel; what it writes is in the arrays of ``memory``.
 
@@ -157,7 +163,9 @@ def launch(
     bounds the instructions of all groups: a run beyond it ends with a finding.  ``completion`` says
     when asynchronous operations are performed.  With ``lanes`` each thread is an agent of its own,
     so that races inside a warp are found; it is the default where a cluster has at most
-    ``LANES_AT_MOST`` threads.
+    ``LANES_AT_MOST`` threads.  With ``races`` those on global memory are found;
+    ``dependent`` says that the kernel launched before in ``memory`` may still run, as
+    griddepcontrol has it.
 
     Raises LaunchError for arguments that the kernel cannot take, ProgramError for an instruction
     that is not run.
@@ -191,8 +199,17 @@ def launch(
         # CTAs of a cooperative launch wait for all others
         cooperative = any("%envreg" in o for i in code.instructions for o in i.operands)
         batch = total if cooperative else max(1, room // size) * size
+        if any(i.parts[0] == "clusterlaunchcontrol" for i in code.instructions):
+            batch = min(batch, max(1, total // size // 2) * size)  # so that there is one to take
         workspace = memory.allocate(np.zeros(64, np.uint32), "grid workspace") if cooperative else 0
+        each = threads // (1 if lanes else WARP)
+        if races and total * each > PARTY // 2:
+            raise LaunchError(f"grid: {total} CTAs are too many for races in global memory")
+        before = memory.last if dependent else None
+        held = Grid(total * each, each, size, code.global_granule, before) if races else None
+        memory.last = held
         while done < total:
+            begin = [min(done + batch, total)]
             now = run = Run(
                 code=code,
                 memory=memory,
@@ -201,7 +218,8 @@ def launch(
                 cluster=size,
                 cluster_shape=shape,
                 first_cta=done,
-                ctas=min(batch, total - done),
+                ctas=begin[0] - done,
+                next_cta=begin,
                 parameters=parameters,
                 tensor_maps=maps,
                 shared_bytes=shared,
@@ -214,20 +232,22 @@ def launch(
                 workspace=workspace,
                 elapsed=elapsed,
                 unit=1 if lanes else WARP,
+                races=held,
+                log=held.log if held else [],
             )
             run.run()
             if not run.live.any():
                 barriers.unfinished(run)
                 copies.unfinished(run)
                 tcgen05.unfinished(run)
-            done, elapsed = done + batch, run.now()
+            done, elapsed = begin[0], run.now()
             if any(f.kind in ("deadlock", "limit") for f in findings.values()):
                 break
         issued: dict[str, int] = {}
         for instruction, count in zip(code.instructions, counts, strict=True):
             if count:
                 issued[instruction.opcode] = issued.get(instruction.opcode, 0) + count
-        return Report(gathered(findings.values()), issued)
+        return Report(gathered(findings.values()), issued, () if races else NOT_CHECKED)
 
 
 def _three(extent: Extent) -> tuple[int, int, int]:
@@ -277,7 +297,7 @@ def _parameters(
         if isinstance(argument, TensorMap):
             if parameter.bytes != 128:
                 raise LaunchError(f"{parameter.name}: {parameter.bytes} B, a tensor map has 128")
-            maps[at] = argument
+            maps[at], held[at : at + 128] = argument, map_objects.encoded(argument)
             continue
         if isinstance(argument, np.ndarray | bytes):
             raw = np.frombuffer(bytes(argument), np.uint8)

@@ -39,11 +39,15 @@ _ALIGN = 256  # what cudaMalloc gives
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Accesses inside one memory: which of the given ones (None: all), and at which bytes of it."""
+    """Accesses inside one memory: which of the given ones (None: all), and at which bytes of it.
+
+    ``start`` is the address of an allocation (0 of another memory).
+    """
 
     which: Array | None
     at: Array
     data: Array
+    start: int = 0
 
     def cells(self, dtype: DTypeLike) -> tuple[Array, Array]:
         """Return the memory in elements, without a last incomplete one, and which are accessed."""
@@ -60,6 +64,7 @@ class Memory:
         self._data: list[Array] = []
         self._names: list[str] = []
         self._next = _FIRST
+        self.last: Any = None  # the Grid of the last launch, if its accesses were checked
 
     def allocate(self, array: Array, name: str = "") -> int:
         """Return the address of an array, which has to be contiguous; its memory is shared."""
@@ -93,13 +98,15 @@ class Memory:
         low, high = int(addresses.min()), int(addresses.max())
         i = bisect.bisect_right(self._starts, low) - 1
         if i >= 0 and high + width <= self._ends[i]:
-            return [Part(None, addresses - self._starts[i], self._data[i])]
+            start = self._starts[i]
+            return [Part(None, addresses - start, self._data[i], start)]
         owner = np.searchsorted(np.array(self._starts), addresses, "right") - 1
         inside = (owner >= 0) & (addresses + width <= np.array(self._ends)[owner])
         parts = []
         for i in np.unique(owner[inside]):
             which = np.flatnonzero(inside & (owner == i))
-            parts.append(Part(which, addresses[which] - self._starts[i], self._data[i]))
+            start = self._starts[i]
+            parts.append(Part(which, addresses[which] - start, self._data[i], start))
         return parts
 
     def gather(self, addresses: Array, dtype: Any, inside: Array) -> Array:

@@ -14,13 +14,14 @@ import numpy as np
 from . import spaces
 from .arithmetic import by_type
 from .atomics import RUNNING, UPDATES, in_turn, rounds
+from .clocks import ALL_BEFORE
 from .decoder import Action, Builder, Decoder
 from .forms import runs_on
 from .memory import LOCAL, PARAM, SHARED
 from .parser import Instruction
 from .report import Array
 from .run import Group, Run
-from .spaces import semantics
+from .scopes import semantics
 from .values import PACKED, TYPES
 
 __all__ = ["TABLE", "hint", "space_of"]
@@ -79,8 +80,7 @@ def _shape(d: Decoder, i: Instruction, space: str) -> int:
         raise d.error(f"{width} B at once; 16 are the most, 32 in global memory")
     if width > 16 and d.parsed.target and not runs_on("100", d.parsed.target):
         raise d.error(f"{width} B at once need .target sm_100, not {d.parsed.target}")
-    if space in ("shared", "cluster", "generic"):
-        d.touch(min(width, 16))
+    d.touch(min(width, 16), space)
     return lanes
 
 
@@ -173,6 +173,16 @@ def hint(d: Decoder, i: Instruction) -> Action:
     return lambda run, group: None
 
 
+def _dependent(d: Decoder, i: Instruction) -> Action:
+    """Let threads that wait know all that the kernel before did."""
+
+    def wait(run: Run, group: Group) -> None:
+        for domain, agents in run.by_domain(group) if "wait" in i.parts else ():
+            run.clocks.learn(domain, agents, ALL_BEFORE)
+
+    return wait
+
+
 def _nanosleep(d: Decoder, i: Instruction) -> Action:
     """Let clocks grow by the longest sleep of the threads; nobody waits."""
     read = d.source(i.operands[0], "u32")
@@ -222,7 +232,7 @@ TABLE: Mapping[str, Builder] = {
     "mapa": by_type(_mapa),
     "getctarank": _rank,
     **dict.fromkeys(("prefetch", "prefetchu", "discard", "applypriority"), hint),
-    "griddepcontrol": hint,
+    "griddepcontrol": _dependent,
     "nanosleep": _nanosleep,
     **{f"createpolicy.{how}": _policy for how in ("fractional", "range", "cvt")},
 }

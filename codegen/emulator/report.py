@@ -12,12 +12,13 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-__all__ = ["NOT_CHECKED", "Array", "Finding", "Report", "gathered"]
+__all__ = ["NOT_CHECKED", "Array", "Finding", "Numbers", "Report", "gathered"]
 
 NOT_CHECKED = ("races in global memory",)
-"""What no run looks for, so that its findings say nothing of it."""
+"""What a run does not look for if it is told so: its findings say nothing of it."""
 
 Array = NDArray[Any]
+Numbers = tuple[tuple[Any, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,8 @@ class Finding:
     ``cta`` and ``thread`` (in its CTA) say who, ``address`` where (-1: nobody, nowhere); ``count``
     how often it was found, ``lines`` where else by what seems to be one cause.  A ``severity`` of
     warning does no harm by itself: equal values stored at once, a value that may be unused.
-    ``mend`` says with which statement the finding is gone, if that was tried and found.
+    ``numbers`` are those that would be right: line, opcode, which operand, the number and why.
+    ``mend`` says with which change the finding is gone, if that was tried and found.
     """
 
     kind: str
@@ -48,6 +50,7 @@ class Finding:
     severity: str = "error"
     count: int = field(default=1, compare=False)
     lines: tuple[int, ...] = field(default=(), compare=False)
+    numbers: Numbers = field(default=(), compare=False)
     mend: str = field(default="", compare=False)
 
     def __str__(self) -> str:
@@ -105,17 +108,18 @@ class Report:
 
     ``instruction_counts`` says for each opcode how many warps issued it, summed over the run.
 
-    >>> print(Report((), {}))
+    >>> print(Report((), {}, NOT_CHECKED))
     nothing found
     not checked: races in global memory
     """
 
     findings: tuple[Finding, ...]
     instruction_counts: dict[str, int]
+    not_checked: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         found = [str(finding) for finding in self.findings] or ["nothing found"]
-        return "\n".join([*found, f"not checked: {', '.join(NOT_CHECKED)}"])
+        return "\n".join([*found, *(f"not checked: {what}" for what in self.not_checked)])
 
     @property
     def kinds(self) -> set[str]:

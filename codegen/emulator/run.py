@@ -30,10 +30,10 @@ from typing import Any
 
 import numpy as np
 
-from .clocks import ORDER, PROXIED, Clocks, Conflict
+from .clocks import FAR, FENCED, ORDER, PROXIED, Clocks, Conflict, Knowledge
 from .memory import Memory
 from .parser import Instruction
-from .report import Array, Finding
+from .report import Array, Finding, Numbers
 
 __all__ = [
     "COLUMNS", "DEEPEST", "FIRST_SHARED", "LANES", "LOCAL_MOST", "WARP", "WARPGROUP", "Action",
@@ -47,7 +47,7 @@ WARP, WARPGROUP = 32, 128
 class Group:
     """Threads that stand at one instruction: their sorted numbers, and how registers index them."""
 
-    __slots__ = ("_warps", "index", "size", "threads")
+    __slots__ = ("_units", "_warps", "index", "size", "threads")
 
     def __init__(self, threads: Array) -> None:
         self.threads = threads
@@ -55,6 +55,13 @@ class Group:
         first, last = int(threads[0]), int(threads[-1])
         self.index: Any = slice(first, last + 1) if last - first + 1 == self.size else threads
         self._warps = 0
+        self._units: Array | None = None
+
+    def units(self, unit: int) -> Array:
+        """Return which agent, of ``unit`` threads, each thread is or is part of."""
+        if self._units is None:
+            self._units = self.threads // unit
+        return self._units
 
     @property
     def warps(self) -> int:
@@ -98,6 +105,21 @@ class Waiter:
     group: Group
     describe: Callable[[], str]
     resume: Callable[[], None] = lambda: None
+    barrier: NamedBarrier | Mbarrier | None = None
+
+
+Gives = dict[tuple[int, int], tuple[int, Knowledge]]
+"""What a cell gives, by scope and CTA or cluster: which CTA does (-1: several), and what."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """The last strong write of a place: its scope, CTA and agent of the grid; what it gives."""
+
+    scope: int
+    cta: int
+    writer: tuple[int, int]
+    gives: Gives
 
 
 LANES, COLUMNS = 128, 512  # spec: tensor memory
@@ -149,6 +171,8 @@ class Mbarrier:
     """The phase in which each thread arrived last."""
     marks: dict[int, int] = field(default_factory=dict)
     """The steps of this phase's arrivals, by agent."""
+    said: dict[int, list[int]] = field(default_factory=dict)
+    """The bytes that each expect_tx of this phase said, by its pc."""
     before: dict[int, int] = field(default_factory=dict)
     """Those of the phase before, with the line of each thread's arrival."""
     lines: dict[int, int] = field(default_factory=dict)
@@ -206,6 +230,7 @@ TICK = 64
 """By how much clocks grow with each choice of the scheduler, and each time one is read."""
 FIRST_SHARED = 1024  # spec: the first KiB of a CTA's shared window is reserved, sm_90 and later
 _FAIR = 32
+_LATE = (8, 64, 512)
 _PATIENCE = 512
 
 
@@ -225,13 +250,14 @@ class Step:
 
 @dataclass(slots=True)
 class Code:
-    """A decoded kernel; ``granule`` is the least width of an access to shared memory, in bytes."""
+    """A decoded kernel; granules are the least widths of accesses to memory, in bytes."""
 
     instructions: tuple[Instruction, ...]
     register_bytes: list[int]
     tensor_granules: int
     fences: bool
     granule: int = 16
+    global_granule: int = 16
     static_bytes: int = 0
     local_bytes: int = 0
     call_bytes: int = 0
@@ -272,6 +298,12 @@ class Run:
     budget: list[int]
     unit: int
     workspace: int = 0
+    next_cta: list[int] = field(default_factory=lambda: [0])
+    """The first CTA of the grid that has not begun and is nobody's."""
+    none_left: set[int] = field(default_factory=set)
+    """CTAs that have asked for a cluster, and seen that there was none."""
+    races: Any = None
+    """The accesses of global memory, a Grid; None where these are not checked."""
     threads_per_cta: int = 0
     registers: list[Array] = field(default_factory=list)
     special: dict[str, Array] = field(default_factory=dict)
@@ -297,6 +329,9 @@ class Run:
     kept: dict[tuple[int, int], Array] = field(default_factory=dict)
     """What recursive callers have kept, by depth and register."""
     clocks: Clocks = field(init=False)
+    late: list[int] = field(default_factory=list)
+    """Clusters that have not begun, and at which choice they do if others do not wait before."""
+    when: int = 0
     choices: int = 0
     elapsed: int = 0
     """What clocks have grown beside the choices: by reads of them and nanosleep."""
@@ -313,12 +348,12 @@ class Run:
     """Agents of asynchronous operations, by what they do, for whom, in which domain."""
     touched: dict[int, dict[int, int]] = field(default_factory=dict)
     """Who touched a CTA's shared memory from another CTA, and when last."""
-    fenced: dict[tuple[int, int], Array] = field(default_factory=dict)
-    """What agents knew at their last fence: what their relaxed stores and arrivals release."""
-    seen: dict[tuple[int, int], Array] = field(default_factory=dict)
+    fenced: dict[tuple[int, int], dict[int, Knowledge]] = field(default_factory=dict)
+    """What agents knew at their last fence of each scope: what relaxed stores and arrivals give."""
+    seen: dict[tuple[int, int], Gives] = field(default_factory=dict)
     """What agents have read by relaxed loads: their next fence acquires it."""
-    cells: dict[int, Array] = field(default_factory=dict)
-    """What the last strong stores to shared memory release, by their offset."""
+    cells: dict[int, Cell] = field(default_factory=dict)
+    """What the last strong stores to shared memory give, by their offset."""
     issued: dict[str, list[Issued]] = field(default_factory=lambda: defaultdict(list))
     """What is issued in groups, of each kind: cp.async, bulk stores, wgmma."""
     used: dict[int, dict[int, int]] = field(default_factory=dict)
@@ -360,8 +395,13 @@ class Run:
             units=self.cluster * self.threads_per_cta // self.unit,
             granules=self.ctas
             * (self.shared_bytes // self.code.granule + self.code.tensor_granules),
+            first=self.first_cta // self.cluster,
         )
-        self.fragments[0] = Group(np.flatnonzero(self.live))
+        clusters = range(self.ctas // self.cluster)
+        if self.completion == "random":
+            self.late = self.random.sample(clusters, self.random.choice(clusters))
+            self.when = self.random.choice(_LATE)
+        self._begin([domain for domain in clusters if domain not in self.late])
 
     # Who is who.
 
@@ -375,10 +415,20 @@ class Run:
         units, each = threads // self.unit, self.cluster * self.threads_per_cta // self.unit
         return units // each, units % each + 1
 
+    def cta_of(self, domain: Any, agent: Any) -> Any:
+        """Return the CTA of agents that are threads or warps, counted over the grid."""
+        each = self.threads_per_cta // self.unit
+        return self.first_cta + domain * self.cluster + (agent - 1) // each
+
+    @property
+    def first_unit(self) -> int:
+        """The agent of the grid that the first one of the batch is."""
+        return self.first_cta * (self.threads_per_cta // self.unit)
+
     def rows(self, group: Group) -> Array:
         """Return the clock rows of the group's threads."""
-        domains, agents = self.agents_of(group.threads)
-        return self.clocks.rows(domains, agents)
+        units, each = group.units(self.unit), self.cluster * self.threads_per_cta // self.unit
+        return self.clocks.rows(units // each, units % each + 1)
 
     def units(self, group: Group) -> Array:
         """Return a thread of each agent that the group has a thread of."""
@@ -467,6 +517,7 @@ class Run:
     def find(
         self, kind: str, message: str, *, pc: int | None = None, other: int = -1,
         thread: int = -1, who: int = -1, address: int = -1, severity: str = "error",
+        numbers: Numbers = (),
     ) -> None:  # fmt: skip
         """Note a fault at an instruction, once for each pair of instructions.
 
@@ -482,7 +533,10 @@ class Run:
             self.findings[key] = replace(found, count=found.count + 1)
             return
         here = self.code.instructions[pc]
-        finding = Finding(kind, here.line, here.text, message, severity=severity, address=address)
+        finding = Finding(
+            kind, here.line, here.text, message, severity=severity, address=address,
+            numbers=numbers,
+        )  # fmt: skip
         if other >= 0:
             there = self.code.instructions[other]
             finding = replace(finding, other_line=there.line, other_text=there.text)
@@ -506,8 +560,17 @@ class Run:
             cta, at = column // self.code.tensor_granules, -1
             where = f"column {column % COLUMNS} of the tensor memory"
             fence = "no completion and tcgen05.fence::after_thread_sync is between"
-        domain, agent = divmod(found.row, self.clocks.agents)
+        domain = found.row // self.clocks.agents
         other = self.name(domain, found.other)
+        where = f"{where} of {self.cta_name(cta)}"
+        self.tell(found, does, where, other, fence, at, equal=equal)
+
+    def tell(
+        self, found: Conflict, does: str, where: str, other: str, fence: str, at: int, *,
+        equal: bool, guess: bool = False,
+    ) -> None:  # fmt: skip
+        """Note a conflict with another party at a place; only warn of a ``guess``."""
+        domain, agent = divmod(found.row, self.clocks.agents)
         equal = equal and found.kind == "race" and found.what == "wrote"
         why = {
             "race": f"which {other} {found.what} and {fence}",
@@ -516,22 +579,22 @@ class Run:
         }[found.kind]
         self.find(
             found.kind,
-            f"{self.name(domain, agent)} {does} {where} of {self.cta_name(cta)}, {why}"
+            f"{self.name(domain, agent)} {does} {where}, {why}"
             + ", though with the same value" * equal,
             other=self.log[found.other_step],
             thread=domain * self.cluster * self.threads_per_cta + (agent - 1) * self.unit,
             address=at,
-            severity="warning" if equal else "error",
+            severity="warning" if equal or guess else "error",
         )
 
     def released(self, domain: int, agents: list[int], step: int, *, relaxed: bool) -> Array:
         """Return what an arrival publishes; a relaxed one only what its agents have fenced."""
         clock = self.clocks.snapshot(domain, agents, step)
         if relaxed:
-            clock[[ORDER, PROXIED]] = -1
+            clock[[ORDER, PROXIED, FENCED, FAR]] = -1
             for agent in agents:
-                fenced = self.fenced.get((domain, agent))
-                clock = clock if fenced is None else self.clocks.join(clock, fenced)
+                for known in self.fenced.get((domain, agent), {}).values():
+                    clock = self.clocks.join(clock, self.clocks.recall(domain, known))
         return clock
 
     def remote(self, cta: int, thread: int, agent: int, step: int) -> None:
@@ -676,11 +739,19 @@ class Run:
 
     # The loop.
 
+    def _begin(self, clusters: list[int]) -> None:
+        """Let the threads of clusters begin."""
+        of = np.arange(len(self.live)) // (self.cluster * self.threads_per_cta)
+        self.push(0, Group(np.flatnonzero(self.live & np.isin(of, clusters))))
+
     def run(self) -> None:
         """Run until all threads have ended, none can go on, or the limit is reached."""
         chance = self.completion == "random"
         while True:
-            while self.fragments:
+            while self.fragments or self.late:
+                if self.late and (not self.fragments or self.choices >= self.when):
+                    late, self.late = self.late, []
+                    self._begin(late)
                 if chance and self.pending and self.random.random() < 0.2:
                     self.perform_one()
                 pc = self._choose(chance)
@@ -770,13 +841,38 @@ class Run:
         return None if len(gone) == group.size else group.where(~np.isin(group.threads, gone))
 
     def _deadlock(self) -> None:
-        lines = []
+        lines: list[tuple[int, str, Numbers]] = []
         for pc, group in self.parked.items():
-            lines.append((pc, f"{self._who(group)}: the rest of the warp is elsewhere"))
-        lines += [(w.pc, f"{self._who(w.group)}: {w.describe()}") for w in self.waiting]
-        for pc, text in sorted(lines)[:16]:
-            at = pc if pc in self.parked else pc - 1
-            self.find("deadlock", text, pc=at)
+            lines.append((pc, f"{self._who(group)}: the rest of the warp is elsewhere", ()))
+        for w in self.waiting:
+            numbers = tuple(self._right(w.pc - 1, w.barrier))
+            lines.append((w.pc - 1, f"{self._who(w.group)}: {w.describe()}", numbers))
+        for pc, text, numbers in sorted(lines)[:16]:
+            why = "".join(f"; line {line} {n}" for line, *_, n in numbers)
+            self.find("deadlock", f"{text}{why}", pc=pc, numbers=numbers)
+
+    def right(self, pc: int, operand: int, right: int, why: str) -> tuple[Any, ...]:
+        """Return what a number of an instruction would rightly be, as ``Finding`` has it."""
+        i = self.code.instructions[pc]
+        return i.line, i.opcode, operand, right, why
+
+    def _right(self, pc: int, barrier: NamedBarrier | Mbarrier | None) -> Iterator[Any]:
+        """Yield numbers with which a barrier would complete."""
+        if isinstance(barrier, NamedBarrier) and barrier.counted:
+            at = 1 + ("red" in self.code.instructions[pc].parts)
+            size, said = int(np.prod(self.block)), f"counts {barrier.expected} threads"
+            if size != barrier.expected:
+                yield self.right(pc, at, size, f"{said}, the CTA has {size}")
+            yield self.right(pc, at, barrier.arrived, f"{said}, {barrier.arrived} come")
+        if isinstance(barrier, Mbarrier) and 0 < barrier.pending < barrier.expected:
+            come, made = barrier.expected - barrier.pending, self.log[barrier.made_at]
+            why = f"counts {barrier.expected} arrivals, {come} come"
+            yield self.right(made, 1, come, why)
+        if isinstance(barrier, Mbarrier) and barrier.bytes:
+            for at, bytes_said in barrier.said.items():
+                right = bytes_said[0] - barrier.bytes // len(bytes_said)
+                why = f"says {bytes_said[0]} B, {right} land"
+                yield self.right(at, -1, right, why)
 
     def _who(self, group: Group) -> str:
         warps = group.warp_numbers

@@ -4,105 +4,26 @@ Each function takes addresses of a group's threads, leaves out (and reports) tho
 and moves ``lanes`` elements a thread.  A generic address goes to the space whose window it is in.
 
 An access of shared memory is *strong* if it is volatile, relaxed, acquire, release or atomic; two
-strong ones never race.  A release gives the cell what its thread knows, a relaxed store what its
-thread knew at its last fence; an acquire takes what the cell has, a relaxed load keeps it for its
-thread's next fence.  A read-modify-write adds to what the cell has, a store replaces it.
+strong ones never race.
 
-Source: PTX ISA 9.0, sections 5.1 (state spaces), 8.7 (release and acquire patterns), 8.8 (causality
-order) and 9.7.9 (data movement).
+Source: PTX ISA 9.0, sections 5.1 (state spaces), 8.8 (causality order) and 9.7.9 (data movement).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from . import races
 from .clocks import ORDER, PROXIED
 from .memory import FRAME, LOCAL, PARAM, SHARED, Part
-from .parser import Instruction
 from .report import Array
-from .run import FIRST_SHARED, WARP, Group, Run
+from .run import FIRST_SHARED, Group, Run
+from .scopes import WEAK, Semantics, transfer
 
-__all__ = ["WEAK", "Semantics", "granules", "read", "semantics", "shared_at", "transfer", "write"]
-
-
-@dataclass(frozen=True, slots=True)
-class Semantics:
-    """What an access is beside a read or a write.
-
-    ``updates`` is both at once; ``replaces`` is an update that leaves nothing of what was there.
-    """
-
-    strong: bool = False
-    acquires: bool = False
-    releases: bool = False
-    updates: bool = False
-    replaces: bool = False
-
-
-WEAK = Semantics()
-
-
-def semantics(i: Instruction) -> Semantics:
-    """Return what a load, store or atomic operation says of itself."""
-    parts, updates = set(i.parts), i.parts[0] in ("atom", "red")
-    marks = {"volatile", "relaxed", "acquire", "release", "acq_rel", "mmio"}
-    return Semantics(
-        updates or bool(parts & marks),
-        bool(parts & {"acquire", "acq_rel"}),
-        bool(parts & {"release", "acq_rel"}),
-        updates,
-        "exch" in parts,
-    )
-
-
-def transfer(run: Run, group: Group, flat: Array, step: int, how: Semantics, writes: bool) -> None:
-    """Move clocks between agents and the cells at ``flat``, thread after thread."""
-    if not run.code.fences and not how.acquires and not how.releases:
-        return
-    domains, agents = run.agents_of(group.threads)
-    cells, clocks, done = run.cells, run.clocks, set()
-    for domain, agent, cell in zip(domains.tolist(), agents.tolist(), flat.tolist(), strict=True):
-        if (agent, cell) in done:
-            continue
-        done.add((agent, cell))
-        held, key = cells.get(cell), (domain, agent)
-        if held is not None and (how.updates or not writes):
-            if how.acquires:
-                clocks.acquire(domain, [agent], held)
-            else:
-                seen = run.seen.get(key, clocks.nothing())
-                run.seen[key] = clocks.join(seen, held)
-        if not writes:
-            continue
-        gives = clocks.snapshot(domain, [agent], step) if how.releases else run.fenced.get(key)
-        if how.updates and held is not None:
-            gives = held if gives is None else clocks.join(gives.copy(), held)
-        if gives is not None:
-            cells[cell] = gives
-        else:
-            cells.pop(cell, None)
-
-
-def fence(run: Run, group: Group, step: int) -> None:
-    """Let what was seen be known, and what is known be given by the stores after this."""
-    for domain, agents in run.by_domain(group):
-        for agent in agents:
-            seen = run.seen.pop((domain, agent), None)
-            if seen is not None:
-                run.clocks.acquire(domain, [agent], seen)
-            run.fenced[domain, agent] = run.clocks.snapshot(domain, [agent], step)
-
-
-def equal_values(index: Array, values: Array, held: Array, *, at_once: bool) -> bool:
-    """Whether stores that meet have the values that are there, or (at once) the same."""
-    if not at_once:
-        return bool((held == values).all())
-    _, first, back = np.unique(index, return_index=True, return_inverse=True)
-    return bool((values == values[first][back]).all())
+__all__ = ["granules", "read", "shared_at", "write"]
 
 
 Found = tuple[Group, Array]
@@ -245,6 +166,8 @@ def read(
             check_read(run, here, part.at, width, how)
         elif where == "local":
             _check_local(run, here, part.at, width)
+        elif where == "global":
+            races.check(run, here, part, width, how, writes=False)
         cells, index = part.cells(_whole(width))
         yield here, cells[index].view(dtype).reshape(-1, lanes)
 
@@ -279,21 +202,21 @@ def check_read(run: Run, group: Group, flat: Array, width: int, how: Semantics =
     """Hold generic reads of shared memory against the clocks."""
     at, rows, step = granules(run, flat, width), run.rows(group)[:, None], run.tick()
     _remotely(run, group, flat, step)
-    if how.strong:
+    if how.scope:
         channels = _strong(run, group)
         conflict = run.clocks.read(at, rows, step, agent=channels[:, None], strong=True)
     else:
         conflict = run.clocks.read(at, rows, step)
     run.conflict(conflict, "reads")
     _fresh(run, group, flat, at, how)
-    if how.strong:
-        transfer(run, group, flat, step, how, writes=False)
+    if how.scope:
+        transfer(run, group, flat, run.cells, step, how, writes=False)
 
 
 def _fresh(run: Run, group: Group, flat: Array, at: Array, how: Semantics) -> None:
     """Report reads of what nobody wrote; strong ones also of what was first written unordered."""
     clocks = run.clocks
-    fresh = clocks.unsure(at, run.rows(group)[:, None]) if how.strong else clocks.fresh(at)
+    fresh = clocks.unsure(at, run.rows(group)[:, None]) if how.scope else clocks.fresh(at)
     if run.code.reserved:  # the system has written there
         fresh &= (flat % run.shared_bytes < run.own_bytes)[:, None]
     if fresh.any():
@@ -301,7 +224,7 @@ def _fresh(run: Run, group: Group, flat: Array, at: Array, how: Semantics) -> No
         offset, thread = int(flat[i]) % run.shared_bytes, int(group.threads[i])
         never = clocks.fresh(at[i]).any()
         why = "which nobody wrote" if never else "and nothing orders its first write before"
-        severity = "error" if how.strong else "warning"  # a plain load's value may not matter
+        severity = "error" if how.scope else "warning"  # a plain load's value may not matter
         message = f"reads shared byte {offset}, {why}"
         run.find("uninitialised", message, who=thread, address=offset, severity=severity)
 
@@ -316,12 +239,12 @@ def check_write(
     """
     at, rows, step = granules(run, flat, width), run.rows(group)[:, None], run.tick()
     _remotely(run, group, flat, step)
-    if not how.strong:
+    if not how.scope:
         conflict = run.clocks.write(at, rows, step)
         if conflict is not None:
             at_once = conflict.other_step == step
-            equal = stored is not None and equal_values(*stored, at_once=at_once)
-            if not (equal and at_once and stored and _of_one_warp(group, stored[0])):
+            equal = stored is not None and races.equal_values(*stored, at_once=at_once)
+            if not (equal and at_once and stored and races.of_one_warp(group, stored[0])):
                 run.conflict(conflict, "writes", equal=equal)
         return
     if how.updates and not how.replaces:
@@ -333,7 +256,7 @@ def check_write(
     conflict = run.clocks.write(at, rows, step, strong=True)
     order[rows[:, 0], channels] = before
     run.conflict(conflict, "writes")
-    transfer(run, group, flat, step, how, writes=True)
+    transfer(run, group, flat, run.cells, step, how, writes=True)
 
 
 def multicast(run: Run, cta: int, mask: int) -> list[int]:
@@ -348,13 +271,6 @@ def hold(run: Run, group: Group, flat: Array, width: int, channel: int, does: st
     at, rows = np.unique(granules(run, flat.reshape(-1), width)), run.rows(group)[:: run.unit]
     conflict = run.clocks.read(at[None], rows[:, None], run.tick(), by=PROXIED, agent=channel)
     run.conflict(conflict, does)
-
-
-def _of_one_warp(group: Group, index: Array) -> bool:
-    """Whether each place is of one warp: one of its lanes' stores is done, by the CUDA guide."""
-    warps = group.threads // WARP
-    places = len(np.unique(index))
-    return len(np.unique(np.stack([index, warps]), axis=1)[0]) == places
 
 
 def _strong(run: Run, group: Group) -> Array:
@@ -389,6 +305,10 @@ def write(
         if where == "shared":
             held = cells[index].view(dtype).reshape(-1, lanes)
             check_write(run, here, part.at, width, how, (index, mine, held))
+        elif where == "global" and run.races is not None:
+            held = cells[index].view(dtype).reshape(-1, lanes)
+            stored = index, mine, held
+            races.check(run, here, part, width, how, writes=True, stored=stored)
         if update is None:
             cells[index] = mine.view(cells.dtype)[:, 0]
         else:

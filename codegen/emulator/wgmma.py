@@ -170,8 +170,8 @@ def _setmaxnreg(d: Decoder, i: Instruction) -> Control:
 
 TABLE: Mapping[str, Builder] = {
     "wgmma.fence": _fence,
-    "wgmma.commit_group": commits("wgmma", WARPGROUP),
-    "wgmma.wait_group": waits("wgmma", WARPGROUP),
+    "wgmma.commit_group": commits("wgmma", unit=WARPGROUP),
+    "wgmma.wait_group": waits("wgmma", unit=WARPGROUP),
     "wgmma.mma_async": _mma,
     "setmaxnreg": _setmaxnreg,
 }

@@ -53,6 +53,9 @@ def ptx(
             help="Threads as agents, which finds races inside a warp; small CTAs have it."
         ),
     ] = None,
+    races: Annotated[
+        bool, typer.Option("--global/--no-global", help="Look for races in global memory.")
+    ] = True,
     limit: Annotated[int, typer.Option(help="Instructions of groups that a run may have.")] = (
         5_000_000
     ),
@@ -71,7 +74,7 @@ def ptx(
 
     checked = checking.check_file(
         file, kernel=kernel, grid=grid, block=block, cluster=cluster, smem=smem, arg=arg or (),
-        save=save or (), order=order, lanes=lanes, limit=limit,
+        save=save or (), order=order, lanes=lanes, limit=limit, races=races,
     )  # fmt: skip
     if sarif is not None:
         write(sarif, json_text(checking.sarif(checked, str(file))))
