@@ -207,6 +207,19 @@ def test_interpreter_and_code_agree_with_the_operation(name: str) -> None:
     assert emulate(built, sizes, arch="sm_90a").right
 
 
+def test_a_second_kernel_that_does_not_wait_races() -> None:
+    """It may start while the first still writes; the emulator lets it."""
+    built = plan("nt", 2, tile_m=64, tile_n=64, store_n=32, epilogue="tma", stages=2)
+    sizes = {"m": 64, "n": 64, "k": 256}
+    text = emit(built, "sm_90a", unchecked=True)
+    first, second = text.split(".visible .entry add_parts")
+    hasty = second.replace("griddepcontrol.wait;", "")
+    assert hasty != second
+    for code, kinds in ((text, set()), (f"{first}.visible .entry add_parts{hasty}", {"race"})):
+        run = emulate(built, sizes, arch="sm_90a", text=code, completions=("late",))
+        assert {finding.kind for finding in run.findings} == kinds
+
+
 def _never_waits(program: Program) -> Program:
     def of(s: Statement) -> Statement:
         left = tuple(x for x in s.body if not isinstance(x, Wait))

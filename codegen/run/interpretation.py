@@ -151,7 +151,8 @@ def execute(
         mine = {u.operand: part_of(held[u.array], u, operands[u.operand].axes, own)
                 for u in step.uses}  # fmt: skip
         at = {o: places[next(u.array for u in step.uses if u.operand == o)] for o in operands}
-        report = _launched(step.program, own, at, mine, module, memory, given, clusters, how)
+        may = {**how, "dependent": bool(number and step.program.early)}
+        report = _launched(step.program, own, at, mine, module, memory, given, clusters, may)
         found += report.findings
         counts.update(report.instruction_counts)
     return Report(tuple(found), dict(counts))

@@ -68,10 +68,14 @@ class HopperSplit(Hopper):
         others = {o.name: f"{o.name}[{', '.join(o.axes)}]" for o in (*operation.inputs[2:],
                                                                    operation.output)}  # fmt: skip
         own = f"parts[{_PART}, m, n]"
+        sizes = {_PART: parts, "k": value("k").ceildiv(parts)}
+        multiply, add = (
+            trace(self.entry, chosen.forward, first),
+            trace("add_parts", chosen.add, second),
+        )
         return Plan(self.entry, operation, (
-            PlanStep.of(trace(self.entry, chosen.forward, first),
-                    {_PART: parts, "k": value("k").ceildiv(parts)}, **uses, c=own),
-            PlanStep.of(trace("add_parts", chosen.add, second), {_PART: parts}, parts=own, **others),
+            PlanStep.of(multiply, sizes, **uses, c=own),
+            PlanStep.of(add, {_PART: parts}, parts=own, **others),
         ))  # fmt: skip
 
     def add(self, k: Kernel) -> None:

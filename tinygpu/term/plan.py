@@ -39,7 +39,7 @@ from tinygpu.term.expression import Constant, Expression, value
 from tinygpu.term.operation import Operand, Operation
 from tinygpu.term.program import Program
 
-__all__ = ["Plan", "PlanStep", "Term", "PlanArray", "kernels_of", "one_kernel", "steps_of"]
+__all__ = ["Plan", "PlanArray", "PlanStep", "Term", "kernels_of", "one_kernel", "steps_of"]
 
 _USE = re.compile(r"(\w+)\[([\w ]+(?:,[\w ]+)*)\]")
 
