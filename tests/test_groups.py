@@ -218,6 +218,21 @@ def test_code_gives_the_operation(point: str) -> None:
         assert not found.findings
 
 
+@pytest.mark.parametrize("point", ["direct", "cluster"])
+def test_sums_of_e4m3_are_scaled_by_rows_and_columns(point: str) -> None:
+    operation = grouped_matmul("e4m3", scales=True, bias=True, activation="silu")
+    assert "((acc * scale_a) * scale_b) + bias" in str(operation)
+    values = {**POINTS[point], "tile_k": 128}
+    sizes = {"g": 3, "m": 300, "n": 144, "k": 160}
+    assert not check_schedule(
+        Schedule.of(HOPPER, values), HOPPER, Problem.of(operation, **sizes), H100
+    )
+    program = Schedule.of(HOPPER, values).program(HOPPER, operation)
+    assert verdict(program).legal
+    assert computes(program, sizes)
+    assert emulate(program, sizes, arch="sm_90a").right
+
+
 def _edited(program: Program, of: Callable[[Statement], Statement]) -> Program:
     roles = tuple(replace(role, body=changed(role.body, of)) for role in program.roles)
     return replace(program, roles=roles)

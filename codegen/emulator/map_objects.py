@@ -38,14 +38,15 @@ _KINDS = ("u8", "u16", "u32", "s32", "u64", "s64", "f16", "f32", "f32", "f64", "
 
 
 def encoded(held: TensorMap) -> Array:
-    """Return a map's 128 bytes."""
+    """Return a map's 128 bytes; a type that maps do not have is one of its width, as e4m3 is u8."""
+    kind = held.dtype if held.dtype in _KINDS else f"u{8 * held.width}"
     raw = np.zeros(1, _LAYOUT)
     row, rank = raw[0], len(held.shape)
     row["global_address"], row["rank"] = held.address, rank - 1
     row["global_stride"][: rank - 1] = held.strides_bytes
     row["global_dim"][:rank], row["box_dim"][:rank] = held.shape, held.box
     row["element_stride"][:rank], row["swizzle_mode"] = 1, held.swizzle
-    row["elemtype"], row["fill_mode"] = _KINDS.index(held.dtype), np.isnan(held.fill)
+    row["elemtype"], row["fill_mode"] = _KINDS.index(kind), np.isnan(held.fill)
     return raw.view(np.uint8)
 
 

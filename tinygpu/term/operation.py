@@ -853,6 +853,7 @@ def grouped_matmul(
     output: str | None = None,
     layout: str = "nt",
     *,
+    scales: bool = False,
     bias: bool = False,
     activation: str = "",
 ) -> Operation:
@@ -860,8 +861,9 @@ def grouped_matmul(
 
     ``ends[g]`` in i32 says before which row each group ends, as ``offs`` of PyTorch's
     ``_grouped_mm``; the last ends with the last row, and groups may be empty.  b is given
-    ``b[g,n,k]`` with the layout "nt", ``b[g,k,n]`` with "nn".  ``bias``: plus an input bias[g,n],
-    each group's own; then the ``activation``.  Raises OperationError as ``matmul`` does.
+    ``b[g,n,k]`` with the layout "nt", ``b[g,k,n]`` with "nn".  ``scales``: the sum times scale_a[m]
+    and scale_b[g,n], both f32, as of e4m3 by rows; ``bias``: plus an input bias[g,n], each group's
+    own; then the ``activation``.  Raises OperationError as ``matmul`` does.
 
     >>> print(grouped_matmul())
     grouped: c[m,n] bf16 = sum over k of (a[m,k] bf16 * b[g,n,k] bf16), g by ends of m
@@ -869,12 +871,21 @@ def grouped_matmul(
     plain = matmul(dtype, output, layout, bias=bias, activation=activation)
     if layout[0] != "n":
         raise OperationError(f"grouped_matmul: layout {layout}; rows of a lie along k, give nt, nn")
-    a, *others = plain.inputs
+    a, b, *others = (replace(o, axes=("g", *o.axes)) if i else o
+                     for i, o in enumerate(plain.inputs))  # fmt: skip
+    epilogue = plain.epilogue
+    if scales:
+        others[:0] = [Operand("scale_a", ("m",), "f32"), Operand("scale_b", ("g", "n"), "f32")]
+        summed = ACC * value("scale_a") * value("scale_b")
+        if bias:
+            summed = summed + value("bias")
+        epilogue = ACTIVATIONS[activation](summed) if activation else summed
     return replace(
         plain,
         name="grouped",
         axes=("g", *plain.axes),
-        inputs=(a, *(replace(o, axes=("g", *o.axes)) for o in others)),
+        inputs=(a, b, *others),
+        epilogue=epilogue,
         groups=Groups("g", "m", "ends"),
     )
 
