@@ -288,8 +288,15 @@ class Bundle:
         order = dict.fromkeys((*(s["kernel"] for s in near), *range(len(self.names))))
         yield from (number for number in order if number != first)
 
+    def near(self, **sizes: int) -> Mapping[str, Any]:
+        """Return the manifest's row of the shape that is nearest to these sizes."""
+        row: Mapping[str, Any] = min(
+            self.tree["shapes"], key=lambda shape: self._distance(sizes, shape)
+        )
+        return row
+
     def _nearest(self, sizes: Mapping[str, int]) -> tuple[int, dict[str, int]]:
-        shape = min(self.tree["shapes"], key=lambda shape: self._distance(sizes, shape))
+        shape = self.near(**sizes)
         return int(shape["kernel"]), {axis: shape[axis] for axis in self.axes}
 
     def _distance(self, sizes: Mapping[str, int], shape: Mapping[str, int]) -> float:

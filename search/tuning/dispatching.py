@@ -387,29 +387,39 @@ def _timed(job: Job, problem: Problem) -> ShapeTimes:
 def timed_by(fleet: Fleet, jobs: Sequence[Job], tell: Told | None = None) -> list[ShapeTimes]:
     """Let a fleet measure; a job that fails is done schedule by schedule, to find which fails.
 
-    Raises LaunchError if no job gives a time.
+    Raises what the first job raised if it cannot be done in that way either.
     """
-    found = fleet.each(timed_at, jobs, tell)
-    if all(isinstance(one, TinyGpuError) for one in found):
-        raise next(one for one in found if isinstance(one, TinyGpuError))
-    every = []
-    for job, one in zip(jobs, found, strict=True):
-        if isinstance(one, TinyGpuError):
-            alone = [replace(job, schedules=(schedule,)) for schedule in job.schedules]
-            one = _joined(fleet.each(timed_at, alone))
-        every.append(one)
+    every: list[ShapeTimes] = []
+    lost: dict[Schedule, str] = {}
+    for job, one in zip(jobs, fleet.each(timed_at, jobs, tell), strict=True):
+        if not isinstance(one, TinyGpuError):
+            every.append(one)
+            continue
+        left = tuple(schedule for schedule in job.schedules if schedule not in lost)
+        alone = [replace(job, schedules=(schedule,)) for schedule in left]
+        found = dict(zip(left, fleet.each(timed_at, alone), strict=True))
+        if all(isinstance(each, TinyGpuError) for each in found.values()) and not every:
+            raise one
+        lost |= {s: str(each) for s, each in found.items() if isinstance(each, TinyGpuError)}
+        every.append(_joined(job, found, lost))
     return every
 
 
-def _joined(parts: Sequence[ShapeTimes | TinyGpuError]) -> ShapeTimes:
-    """Return the times of schedules that were measured one by one; some may have failed."""
-    ran = [one for one in parts if isinstance(one, ShapeTimes)]
+def _joined(
+    job: Job, found: Mapping[Schedule, ShapeTimes | TinyGpuError], lost: Mapping[Schedule, str]
+) -> ShapeTimes:
+    """Return a job's times of what was measured one by one, and why the lost have none."""
+    ran = {s: one for s, one in found.items() if isinstance(one, ShapeTimes)}
+    peers: dict[str, float] = {}
+    for one in ran.values():
+        peers |= {name: min(s, peers.get(name, s)) for name, s in one.peers.items()}
+    first = next(iter(ran.values()), ShapeTimes((), {}, "", "", ()))
     return ShapeTimes(
-        tuple(one.seconds[0] if isinstance(one, ShapeTimes) else math.inf for one in parts),
-        {name: min(o.peers[name] for o in ran if name in o.peers) for o in ran for name in o.peers},
-        ran[0].device if ran else "",
-        ran[0].driver if ran else "",
-        tuple(one.failed[0] if isinstance(one, ShapeTimes) else str(one) for one in parts),
+        tuple(ran[s].seconds[0] if s in ran else math.inf for s in job.schedules),
+        peers,
+        first.device,
+        first.driver,
+        tuple(ran[s].failed[0] if s in ran else lost[s] for s in job.schedules),
     )
 
 

@@ -247,6 +247,9 @@ class Dispatch(ExitStack):
                 for schedule, (shape, why) in lost.items():
                     self._note(schedule, shape, why)
             every = list(dict.fromkeys(schedule for _, of in found for schedule, _ in of))
+            if not every and self.failed:
+                why = self.failed[-1]["reason"]
+                raise LaunchError(f"dispatch: no schedule ran at any shape; the last: {why}")
             if not every:
                 raise ScheduleError(f"dispatch: no machine fits any shape; {self._why_none()}")
             parts = [tuple(every[i : i + _PART]) for i in range(0, len(every), _PART)]
