@@ -38,7 +38,7 @@ from tinygpu.codegen.run.provenance import provenance
 from tinygpu.devices.device import label, load_device
 from tinygpu.errors import ScheduleError, TinyGpuError
 from tinygpu.search.selection import choose, intervals, served_by
-from tinygpu.search.tuning.dispatching import Fleet, Times, ranked_at, served_of, timed_at
+from tinygpu.search.tuning.dispatching import Fleet, Times, ranked_at, served_of, timed_by
 from tinygpu.search.tuning.shape import Shape, matmul_shape
 from tinygpu.term.operation import matmul
 
@@ -85,7 +85,7 @@ def served(part: str, one: Dispatch, out: Path, seconds: float, most: int) -> di
         for shape, timed in zip(shapes, one.timed, strict=True)
     ]
     with bar(f"{part}: measure again") as progress:
-        again = one.fleet.each(timed_at, jobs, progress)
+        again = timed_by(one.fleet, jobs, progress)
     second = np.array([a.seconds for a in again])
     peers = np.array([min(a.peers.values()) for a in again])
     every = list(range(len(shapes)))
@@ -154,16 +154,19 @@ def hints(part: str, one: Dispatch) -> dict[str, Any]:
     shapes = one.shapes
     sizes = [shape.size for shape in shapes]
     with Fleet(0) as fleet, bar(f"{part}: search") as progress:
-        every_best = fleet.each(ranked_at, [one.job(shape) for shape in shapes], progress)
-        found = [[schedule for schedule, _ in of] for of in every_best]
+        found = []
+        for of in fleet.each(ranked_at, [one.job(shape) for shape in shapes], progress):
+            if isinstance(of, TinyGpuError):
+                raise of
+            found.append([schedule for schedule, _ in of])
     jobs = [one.job(s, schedules=tuple(f), peers=()) for s, f in zip(shapes, found, strict=True)]
     with bar(f"{part}: measure at hints") as progress:
-        at_hint = one.fleet.each(timed_at, jobs, progress)
+        at_hint = timed_by(one.fleet, jobs, progress)
     best = [f[int(np.argmin(t.seconds))] for f, t in zip(found, at_hint, strict=True)]
     every = list(dict.fromkeys(best))
     jobs = [one.job(s, schedules=tuple(every), peers=(), anew=True) for s in shapes]
     with bar(f"{part}: measure everywhere") as progress:
-        timed = one.fleet.each(timed_at, jobs, progress)
+        timed = timed_by(one.fleet, jobs, progress)
     own = [every.index(b) for b in best]
     return hints_scored(part, sizes, np.array([t.seconds for t in timed])[:, own])
 

@@ -33,10 +33,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.peers import FOLDER, write_results
-from tinygpu.cli.asked import ends_of
 from tinygpu.codegen.run.measure import COARSE, SUSTAINED, Campaign, peer_of
 from tinygpu.codegen.run.provenance import provenance
 from tinygpu.machines import MACHINES
+from tinygpu.search.tuning.shape import ends_of
 from tinygpu.term.operation import Problem, grouped_matmul
 from tinygpu.term.schedule import Schedule
 

@@ -33,6 +33,10 @@ if TYPE_CHECKING:
     from tinygpu.codegen.run.assemble import Cubin
     from tinygpu.term.program import Program
 
+ERRORS = {
+    400: b"CUDA_ERROR_INVALID_HANDLE", 700: b"CUDA_ERROR_ILLEGAL_ADDRESS",
+    719: b"CUDA_ERROR_LAUNCH_FAILED", 900: b"CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED",
+}  # fmt: skip
 SIDE = 4242  # the handle of the stream on which graphs are captured
 
 
@@ -189,7 +193,9 @@ class Driver:
         self.capturing: set[int] = set()
         self.cuMemsetD8Async: Any = self._clear
         self.cuMemsetD2D8Async: Any = self._clear_rows
-        self.cuGetErrorName = lambda code, text: setattr(text._obj, "value", b"ERROR_%d" % code)
+        self.cuGetErrorName = lambda code, text: setattr(
+            text._obj, "value", ERRORS.get(code, b"ERROR_%d" % code)
+        )
         self.cuGetErrorString = lambda code, text: setattr(text._obj, "value", b"its words")
 
     def _new_stream(self, side: Any, flags: int) -> int:

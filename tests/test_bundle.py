@@ -19,6 +19,7 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.fake_gpu import Array, CupyArray, Gpu
+from tests.fake_gpu import ERRORS, Array, CupyArray, Gpu
 from tests.sample import draws
 from tests.test_bad_input import JSON, mutated
 from tinygpu.codegen.run import bundle as writing
@@ -44,6 +45,7 @@ from tinygpu.codegen.run.bundle import (
 from tinygpu.codegen.runtime import bundle as runtime
 from tinygpu.codegen.runtime.bundle import BUNDLE_FORMAT, FIRST_CALL, Bundle, load_bundle, sealed
 from tinygpu.codegen.runtime.contract import Contract
+from tinygpu.codegen.runtime.driver import is_lost
 from tinygpu.devices.device import load_device
 from tinygpu.errors import LaunchError, StoreError
 from tinygpu.machines import MACHINES, ampere, blackwell, hopper, simt
@@ -630,6 +632,113 @@ def test_what_no_kernel_takes(fake: Gpu) -> None:
     assert bundle(a, b, out=c) is c
     assert kernels_of(fake) == [2]
     assert len(calls) == 2
+
+
+def kernel_fails(fake: Gpu, bundle: Bundle, how: str) -> str:
+    """Let kernel 2 fail in a way; return what the warning says of it."""
+    match how:
+        case "load":
+            bundle.functions[2].code = b"no cubin"
+            return "the driver does not load it"
+        case "shared memory":
+            contract = bundle.functions[2].contract
+            bundle.functions[2].contract = replace(contract, smem_bytes=10**6)
+            return "needs 1000000 B of shared memory"
+        case "clusters":
+            contract = bundle.functions[2].contract
+            bundle.functions[2].contract = replace(contract, cluster=4, persistent=True)
+            fake.driver.clusters = 0
+            return "clusters of 4 CTAs"
+        case "tensor map":
+            codes, encode = iter([801]), fake.driver.cuTensorMapEncodeTiled
+            fake.driver.cuTensorMapEncodeTiled = lambda *told: next(codes, 0) or encode(*told)
+            return "cuTensorMapEncodeTiled: ERROR_801"
+        case _:
+            fake.driver.refuses = [701]
+            return "launch failed (ERROR_701"
+
+
+@pytest.mark.parametrize("how", ["load", "shared memory", "clusters", "tensor map", "launch"])
+def test_a_kernel_that_fails_is_left_out(fake: Gpu, how: str) -> None:
+    """The next nearest serves; a warning says so once, and the kernel is not tried again."""
+    bundle = opened()
+    said = kernel_fails(fake, bundle, how)
+    a, b, c = arrays(50)
+    with pytest.warns(RuntimeWarning) as warned:
+        assert bundle(a, b, out=c) is c
+    (text,) = (str(w.message) for w in warned)
+    assert text.startswith("bundle: k02 does not run here: ")
+    assert said in text
+    assert text.endswith("; k01 serves instead")
+    assert warned[0].filename == __file__
+    assert kernels_of(fake) == [1]
+    for m in (50, 51, 100):  # the same arrays, and others that kernel 2 would serve
+        a, b, c = arrays(m)
+        bundle(a, b, out=c)
+        bundle(a, b, out=c)
+    assert [kind for kind, *_ in fake.log if kind in ("load", "refused")] == []
+    assert kernels_of(fake) == [1] * 6
+
+
+def test_a_kernel_that_fails_later_is_left_out(fake: Gpu) -> None:
+    """A start that is known fails: so do all others of this kernel."""
+    bundle = opened()
+    first, second = arrays(50), arrays(60)
+    for a, b, c in (first, second):
+        bundle(a, b, out=c)
+    fake.driver.refuses = [701]
+    with pytest.warns(RuntimeWarning, match=r"k02 does not run here: .*; k01 serves instead"):
+        bundle(*first[:2], out=first[2])
+    for a, b, c in (first, second):
+        bundle(a, b, out=c)
+    assert kernels_of(fake) == [2, 2, 1, 1, 1]
+
+
+def test_no_kernel_is_left(fake: Gpu) -> None:
+    """The fallback serves, and each failure is told; without one the first reason is raised."""
+    a, b, c = arrays(50)
+    fake.driver.refuses = [701, 702 + 100, 703 + 100]
+    bundle = opened()
+    for _ in range(2):  # nothing is tried a second time
+        with pytest.raises(LaunchError, match=r"none of 3 kernels takes these: .*ERROR_701"):
+            bundle(a, b, out=c)
+    assert len(fake.of("refused")) == 3
+    fake.driver.refuses = [701, 802, 803]
+    bundle = opened(fallback=lambda *_, **__: "its answer")
+    with pytest.warns(RuntimeWarning) as warned:
+        assert bundle(a, b, out=c) == "its answer"
+    assert len(warned) == 3
+    assert all(str(w.message).endswith("; the fallback serves instead") for w in warned)
+    assert bundle(a, b, out=c) == "its answer"
+
+
+@pytest.mark.parametrize("code", [400, 700, 719, 900])
+def test_what_is_no_kernels_fault_is_raised_at_once(fake: Gpu, code: int) -> None:
+    """A lost context, a wrong stream, a capture: no other kernel is tried, and none is left out."""
+    for known in (False, True):
+        bundle = opened(fallback=lambda *_, **__: None)
+        a, b, c = arrays(50)
+        if known:
+            bundle(a, b, out=c)
+        fake.driver.refuses = [code]
+        with pytest.raises(LaunchError, match=ERRORS[code].decode()):
+            bundle(a, b, out=c)
+        assert not bundle._failed
+        bundle(a, b, out=c)
+        assert kernels_of(fake) == [2] * (1 + known)
+    assert is_lost(ERRORS[code].decode()) == (code in (700, 719))
+
+
+def test_the_first_call_leaves_out_what_fails(timed: Gpu) -> None:
+    """The others are timed, and the fastest of them serves."""
+    bundle = opened(rule=FIRST_CALL)
+    a, b, c = arrays(50)
+    timed.driver.refuses = [701]
+    with pytest.warns(RuntimeWarning, match=r"k02 .*; k01 serves instead"):
+        bundle(a, b, out=c)
+    assert kernels_of(timed) == [1] * 6 + [0] * 6 + [1]
+    bundle(a, b, out=c)
+    assert kernels_of(timed) == [1]
 
 
 def test_wrong_calls_are_one_line(fake: Gpu) -> None:

@@ -97,6 +97,7 @@ class Here:
 
     def __init__(self, gpus: int) -> None:
         assert gpus == 0
+        self.retired: dict[int, str] = {}
 
     def __enter__(self) -> Here:
         return self

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from tests.ptx_runs import unchecked
 from tests.sample import draws
-from tinygpu.cli.asked import ends_of
 from tinygpu.codegen.emit import emit
 from tinygpu.codegen.emulator import Module
 from tinygpu.codegen.run.arguments import contract_of, dense
@@ -37,6 +36,7 @@ from tinygpu.meaning.inputs import drawn, drawn_ends
 from tinygpu.meaning.interpret import check, interpret
 from tinygpu.search.time.cost import cost
 from tinygpu.search.time.tile_steps import share_of_tiles, steps_of_tiles
+from tinygpu.search.tuning.shape import ends_of
 from tinygpu.space.space import Space
 from tinygpu.term.expression import Apply, Constant, apply, bounds, value
 from tinygpu.term.groups import (

@@ -16,6 +16,7 @@ __all__ = [
     "EmulatorError",
     "FolderError",
     "IllegalScheduleError",
+    "KernelError",
     "LaunchError",
     "MachineError",
     "OperationError",
@@ -83,6 +84,10 @@ class FolderError(TinyGpuError):
 
 class LaunchError(TinyGpuError):
     """No GPU, a failed launch, or an argument that the kernel cannot take."""
+
+
+class KernelError(LaunchError):
+    """One kernel does not load or start on this GPU; another one may."""
 
 
 class StoreError(TinyGpuError):

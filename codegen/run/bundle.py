@@ -45,7 +45,7 @@ from tinygpu.errors import StoreError
 __all__ = ["LOADER", "BundledKernel", "bundle_parts", "loader_text", "refuse_other", "write_bundle"]
 
 LOADER = "loader.py"
-_ERRORS = {"TinyGpuError", "LaunchError", "out_of_memory"}  # of errors, what the runtime raises
+_ERRORS = {"TinyGpuError", "LaunchError", "KernelError", "out_of_memory"}  # the runtime's
 _MODULES = (errors, views, driver, maps, contract, steps, operator, function, bundle)
 
 

@@ -10,8 +10,9 @@
 *rules*, each a table: for sizes of the other axes, the ends of the intervals of one axis, and the
 kernel of each.  Other sizes of the other axes go to the nearest shape of the table (the least sum
 of distances of logarithms).  The rule "first call" times the kernels on a shape's first arrays.
-A kernel that cannot take the arrays is left out, and the next nearest serves them; where none can,
-``fallback(*inputs, out=out, stream=stream)`` is called, if there is one.
+A kernel that cannot take the arrays is left out, and the next nearest serves them; one that does
+not load or start on this GPU is left out from then on, which a warning says once.  Where none is
+left, ``fallback(*inputs, out=out, stream=stream)`` is called, if there is one.
 
 Every file is held against its hash, and nothing is unpickled or executed.
 
@@ -23,9 +24,10 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import warnings
 import zipfile
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +36,7 @@ from tinygpu.codegen.runtime.function import Function, device_arch
 from tinygpu.codegen.runtime.operator import torch_operator
 from tinygpu.codegen.runtime.steps import check_steps
 from tinygpu.codegen.runtime.views import View, reader, view
-from tinygpu.errors import LaunchError
+from tinygpu.errors import KernelError, LaunchError
 
 __all__ = ["BUNDLE_FORMAT", "FIRST_CALL", "Bundle", "digest", "load_bundle", "sealed"]
 
@@ -136,31 +138,38 @@ class Bundle:
         self._others = tuple(axis for axis in self.axes if axis != self.along)
         table = tree["rules"].get(rule, ())
         self._table = {tuple(row["at"]): (row["upto"], row["kernels"]) for row in table}
-        self._found: dict[tuple[int, ...], int] = {}
-        self._starts: dict[Any, Any] = {}
+        self._found: dict[tuple[int, ...], list[int]] = {}
+        self._starts: dict[Any, tuple[int, Any]] = {}
         self._refusals: dict[Any, LaunchError | None] = {}
+        self._failed: dict[int, KernelError] = {}
+        self._said: set[int] = set()
         self._on_its_gpu = False
 
     def __call__(self, *inputs: Any, out: Any = None, stream: Any = None, **scalars: float) -> Any:
         """Compute the output of these inputs with the kernel of their shapes.
 
-        As a call of a ``Function`` does; raises LaunchError where no kernel takes the arrays and
-        there is no fallback.
+        As a call of a ``Function`` does; raises LaunchError where no kernel takes the arrays or
+        starts, and there is no fallback, and where this process's context is lost.
         """
         if out is None:
             out = self.functions[0].output(inputs, stream)
         arrays = (*inputs, *self.functions[0].contract.written(out))
         key: Any = tuple([reader(type(array))(array) for array in arrays])
-        start = None if scalars else self._starts.get(key)
-        if start is None:
-            start = self._start(arrays, scalars, stream)
-            if not callable(start):  # no kernel takes them
-                return self._fall_back(start, inputs, out, stream, scalars)
-            if not scalars and None not in key:
-                if len(self._starts) >= _MOST_LAUNCHES:
-                    self._starts.clear()
-                self._starts[key] = start
-        start(stream)
+        known = None if scalars else self._starts.get(key)
+        if known is not None:
+            number, start = known
+            try:
+                start(stream)
+                return out
+            except KernelError as error:
+                self._fail(number, error)
+        found = self._started(arrays, scalars, stream)
+        if isinstance(found, LaunchError):  # no kernel takes them
+            return self._fall_back(found, inputs, out, stream, scalars)
+        if not scalars and None not in key:
+            if len(self._starts) >= _MOST_LAUNCHES:
+                self._starts.clear()
+            self._starts[key] = found
         return out
 
     def __str__(self) -> str:
@@ -210,8 +219,13 @@ class Bundle:
         """
         return torch_operator(name, self, self.functions[0].contract)
 
-    def _start(self, arrays: Sequence[Any], scalars: Mapping[str, float], stream: Any) -> Any:
-        """Return what starts the kernel of these arrays, or why the first choice cannot."""
+    def _started(
+        self, arrays: Sequence[Any], scalars: Mapping[str, float], stream: Any
+    ) -> tuple[int, Any] | LaunchError:
+        """Start a kernel on the arrays: the first in order that takes them and starts.
+
+        Returns its number and what starts it again; or why the first choice cannot.
+        """
         if not self._on_its_gpu:
             arch = device_arch()
             if arch != self.tree["arch"]:
@@ -223,17 +237,39 @@ class Bundle:
         first = self.functions[0].contract
         views = [view(a.name, x) for a, x in zip(first.arguments, arrays, strict=True)]
         sizes = sizes_of(first, [v.shape for v in views])
-        legal = (n for n in self._in_order(sizes) if not self._refusal(n, views))
-        chosen = next(legal, None)
-        if chosen is None:
-            return self._refusal(next(self._in_order(sizes)), views)
+        legal: Iterable[int] = (n for n in self._in_order(sizes) if not self._refusal(n, views))
         if self.rule == FIRST_CALL:
-            every = [chosen, *legal]
-            chosen = self._fastest((*sizes.values(), *every), every, arrays, scalars, stream)
-        return self.functions[chosen].start(tuple(arrays), scalars)
+            every = list(legal)
+            legal = self._by_time((*sizes.values(), *every), every, arrays, scalars, stream)
+        for number in legal:
+            try:
+                start = self.functions[number].start(tuple(arrays), scalars)
+                start(stream)
+            except KernelError as error:
+                self._fail(number, error)
+                continue
+            self._say_failed(self.names[number])
+            return number, start
+        why = self._refusal(next(self._in_order(sizes)), views)
+        assert why is not None
+        return why
+
+    def _fail(self, number: int, error: KernelError) -> None:
+        """Leave a kernel out from now on, with all that is known to start it."""
+        self._failed[number] = error
+        self._starts.clear()
+
+    def _say_failed(self, instead: str) -> None:
+        """Warn, once for each kernel that failed, and say what runs instead."""
+        for number in sorted(self._failed.keys() - self._said):
+            self._said.add(number)
+            why = f"{self.names[number]} does not run here: {self._failed[number]}"
+            warnings.warn(f"bundle: {why}; {instead} serves instead", RuntimeWarning, stacklevel=4)
 
     def _refusal(self, number: int, views: Sequence[View]) -> LaunchError | None:
-        """Return why a kernel cannot take arrays of these views, if it cannot; known by form."""
+        """Return why a kernel failed or cannot take arrays of these views; known by form."""
+        if number in self._failed:
+            return self._failed[number]
         key = (number, *(v.form for v in views))
         if key not in self._refusals:
             if len(self._refusals) >= _MOST_LAUNCHES:
@@ -253,29 +289,39 @@ class Bundle:
         order = dict.fromkeys((*(s["kernel"] for s in near), *range(len(self.names))))
         yield from (number for number in order if number != first)
 
+    def near(self, **sizes: int) -> Mapping[str, Any]:
+        """Return the manifest's row of the shape that is nearest to these sizes."""
+        row: Mapping[str, Any] = min(
+            self.tree["shapes"], key=lambda shape: self._distance(sizes, shape)
+        )
+        return row
+
     def _nearest(self, sizes: Mapping[str, int]) -> tuple[int, dict[str, int]]:
-        shape = min(self.tree["shapes"], key=lambda shape: self._distance(sizes, shape))
+        shape = self.near(**sizes)
         return int(shape["kernel"]), {axis: shape[axis] for axis in self.axes}
 
     def _distance(self, sizes: Mapping[str, int], shape: Mapping[str, int]) -> float:
         return sum(abs(math.log2(sizes[axis] / shape[axis])) for axis in self.axes)
 
-    def _fastest(
+    def _by_time(
         self,
         at: tuple[int, ...],
         legal: Sequence[int],
         arrays: Sequence[Any],
         scalars: Mapping[str, float],
         stream: Any,
-    ) -> int:
-        """Time kernels on the arrays, once for sizes and what is legal; return the fastest."""
+    ) -> list[int]:
+        """Time kernels on the arrays, once for sizes and what is legal; the fastest is first."""
         if at in self._found:
             return self._found[at]
-        seconds = {
-            number: self.functions[number].start(tuple(arrays), scalars).seconds(_TRIALS, stream)
-            for number in legal
-        }
-        self._found[at] = min(seconds, key=lambda number: seconds[number])
+        seconds = {}
+        for number in legal:
+            try:
+                start = self.functions[number].start(tuple(arrays), scalars)
+                seconds[number] = start.seconds(_TRIALS, stream)
+            except KernelError as error:
+                self._fail(number, error)
+        self._found[at] = sorted(seconds, key=lambda number: seconds[number])
         return self._found[at]
 
     def _fall_back(
@@ -288,4 +334,5 @@ class Bundle:
     ) -> Any:
         if self.fallback is None:
             raise LaunchError(f"bundle: none of {len(self.names)} kernels takes these: {error}")
+        self._say_failed("the fallback")
         return self.fallback(*inputs, out=out, stream=stream, **scalars)

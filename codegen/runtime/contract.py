@@ -19,6 +19,7 @@ Source: PTX ISA, "Addresses as Operands" (alignment).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple, TypeAlias
@@ -42,6 +43,7 @@ __all__ = [
 
 _BITS = {"e4m3": "u8", "e5m2": "u8", "tf32": "f32"}  # what else an array of it may say it has
 _LARGEST = 2**31 - 1
+_MAX_CTAS = 2**31 - 1  # spec: gridDim.x, CUDA C++ Programming Guide, "Compute Capabilities"
 
 Formula: TypeAlias = "int | str | tuple[Any, ...]"
 """A number, a name, or an operator of ``FORMULAS`` and its arguments."""
@@ -241,6 +243,9 @@ def check(contract: Contract, views: Sequence[View]) -> dict[str, int]:
                 f"integers: {name} is {values[name]}; a kernel takes integers up to {_LARGEST}: "
                 "split the problem"
             )
+    ctas = contract.cluster * math.prod(values[f"grid_{name}"] for name, _ in contract.grid)
+    if ctas > _MAX_CTAS:
+        raise LaunchError(f"grid: {ctas} CTAs; at most {_MAX_CTAS}; choose a larger tile")
     _check_vectors(contract, views, values)
     _check_inside(contract, values)
     _check_index(contract, views)

@@ -18,7 +18,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tinygpu.errors import LaunchError
+from tinygpu.errors import KernelError, LaunchError
 
 __all__ = [
     "NO_CONTEXT",
@@ -28,7 +28,9 @@ __all__ = [
     "clearing",
     "devices",
     "graph_of",
+    "is_lost",
     "reason",
+    "refusal",
     "starting",
 ]
 
@@ -38,6 +40,17 @@ _EARLY = 6  # spec: CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 _ALIGNMENT = 64  # of a tensor map, the widest of all arguments
 _STREAMS = 16
 _NON_BLOCKING = 1  # spec: CU_STREAM_NON_BLOCKING
+_LOST = (
+    "ILLEGALADDRESS", "ILLEGALINSTRUCTION", "MISALIGNEDADDRESS", "LAUNCHFAIL", "LAUNCHTIMEOUT",
+    "HARDWARESTACK", "INVALIDPC", "INVALIDADDRESSSPACE", "ERRORASSERT", "UNCORRECTABLE",
+    "CONTEXTISDESTROYED",
+)  # fmt: skip
+"""Names of errors after which a process's context is lost, in parts.
+
+Spec: CUDA Driver API, "CUresult": "this leaves the process in an inconsistent state".
+"""
+_CALLERS = ("STREAMCAPTURE", "INVALIDCONTEXT", "HANDLE")
+"""Names of errors of the caller's stream or context: no kernel starts there."""
 _RELAXED = 2  # spec: CU_STREAM_CAPTURE_MODE_RELAXED: of this thread alone, and nothing is forbidden
 
 
@@ -66,10 +79,31 @@ def reason(code: int) -> str:
     return ": ".join(said)
 
 
+def _names(text: str, parts: Sequence[str]) -> bool:
+    """Whether an error's text, of the driver or the runtime, has one of these names."""
+    plain = text.upper().replace("_", "")
+    return any(part in plain for part in parts)
+
+
+def is_lost(text: str) -> bool:
+    """Whether an error says that this process's context is lost."""
+    return _names(text, _LOST)
+
+
+def refusal(said: str, text: str) -> LaunchError:
+    """Return the error of a refusal whose reason is ``text``.
+
+    It is a KernelError where another kernel may do: the context is not lost, and the caller's
+    stream is not at fault.
+    """
+    return LaunchError(said) if _names(text, (*_LOST, *_CALLERS)) else KernelError(said)
+
+
 def call(name: str, *arguments: Any, way_out: str) -> None:
-    """Call a function of the driver.  Raises LaunchError where it refuses."""
+    """Call a function of the driver.  Raises LaunchError where it refuses; see ``refusal``."""
     if code := getattr(_library(), name)(*arguments):
-        raise LaunchError(f"{name}: {reason(code)}; {way_out}")
+        why = reason(code)
+        raise refusal(f"{name}: {why}; {way_out}", why)
 
 
 class _Attribute(ctypes.Structure):

@@ -35,14 +35,16 @@ from tinygpu.codegen.runtime.driver import (
     clearing,
     devices,
     graph_of,
+    is_lost,
     reason,
+    refusal,
     starting,
 )
 from tinygpu.codegen.runtime.maps import encode
 from tinygpu.codegen.runtime.operator import torch_operator
 from tinygpu.codegen.runtime.steps import check_steps, step_views, workspace_bytes
 from tinygpu.codegen.runtime.views import TORCH_TYPES, WIDTHS, View, is_torch, reader, view
-from tinygpu.errors import LaunchError, out_of_memory
+from tinygpu.errors import KernelError, LaunchError, out_of_memory
 
 __all__ = ["Function", "Launch", "device_arch", "gpu", "load"]
 
@@ -50,7 +52,6 @@ _MAX_DYNAMIC_SHARED_SIZE_BYTES = 8  # spec: CUfunction_attribute of the driver A
 _LARGE_CLUSTERS = 14  # spec: the same, NON_PORTABLE_CLUSTER_SIZE_ALLOWED
 _PORTABLE_CLUSTER = 8  # spec: the largest that every chip takes
 _SMEM_BYTES_WITHOUT_ASKING = 48 * 1024  # spec: CUDA C++ Programming Guide, "Shared Memory"
-_MAX_CTAS = 2**31 - 1  # spec: gridDim.x, CUDA C++ Programming Guide, "Compute Capabilities"
 _MOST_KEPT = 512  # launches, and plans, that a function keeps
 _PLAIN_CALLS, _NEVER = 4, -1  # of the same arrays, before they become a graph
 
@@ -92,13 +93,14 @@ def device_arch() -> str:
 def load(code: bytes, name: str, *, smem_bytes: int = 0, cluster: int = 1) -> Any:
     """Load a cubin on the current device and return its function ``name``.
 
-    Raises LaunchError if the driver refuses the code, so much shared memory or so large clusters.
+    Raises KernelError if the driver refuses the code, so much shared memory or so large clusters;
+    LaunchError where the context is lost.
     """
     cupy = gpu()
     device = cupy.cuda.Device()
     allowed = int(device.attributes["MaxSharedMemoryPerBlockOptin"])
     if smem_bytes > allowed:
-        raise LaunchError(
+        raise KernelError(
             f"{name}: needs {smem_bytes} B of shared memory; this device allows {allowed} B per "
             "CTA; lower stages or the tile"
         )
@@ -113,9 +115,8 @@ def load(code: bytes, name: str, *, smem_bytes: int = 0, cluster: int = 1) -> An
         if cluster > _PORTABLE_CLUSTER:
             cupy.cuda.driver.funcSetAttribute(function.ptr, _LARGE_CLUSTERS, 1)
     except cupy.cuda.driver.CUDADriverError as error:
-        raise LaunchError(
-            f"{name}: the driver does not load it ({error}); assemble it for {device_arch()}"
-        ) from None
+        said = f"{name}: the driver does not load it ({error}); assemble it for {device_arch()}"
+        raise refusal(said, str(error)) from None
     return function
 
 
@@ -169,9 +170,9 @@ class _Start:
                     gpu().cuda.runtime.setDevice(device)
                     code = self.enqueue(handle)
         except (gpu().cuda.driver.CUDADriverError, gpu().cuda.runtime.CUDARuntimeError) as error:
-            raise LaunchError(_complaint(self.name, str(error))) from None
+            raise _complaint(self.name, str(error)) from None
         if code:
-            raise LaunchError(_complaint(self.name, reason(code)))
+            raise _complaint(self.name, reason(code))
 
     def seconds(self, times: int, stream: Any = None) -> float:
         """Start it once, and then so many times by the GPU's clock; return what one takes."""
@@ -356,8 +357,6 @@ class Function:
         values = check(contract, views)
         clusters = math.prod(values[f"grid_{name}"] for name, _ in contract.grid)
         ctas = clusters * contract.cluster
-        if ctas > _MAX_CTAS:
-            raise LaunchError(f"grid: {ctas} CTAs; at most {_MAX_CTAS}; choose a larger tile")
         with gpu().cuda.Device(device):
             if device not in self._functions:
                 self._functions[device] = load(
@@ -372,7 +371,7 @@ class Function:
         return _Plan(self._functions[device], ctas, integers)
 
     def _resident(self, device: int, cluster: int) -> int:
-        """Return how many clusters the device holds at once.  Raises LaunchError for none."""
+        """Return how many clusters the device holds at once.  Raises KernelError for none."""
         contract = self.contract
         if cluster == 1:
             count = int(gpu().cuda.Device(device).attributes["MultiProcessorCount"])
@@ -380,7 +379,7 @@ class Function:
         function = self._functions[device].ptr
         count = active_clusters(function, cluster, contract.threads, contract.smem_bytes)
         if not count:
-            raise LaunchError(
+            raise KernelError(
                 f"{contract.name}: clusters of {cluster} CTAs with {contract.smem_bytes} B of "
                 "shared memory each do not fit this device; lower the cluster or stages"
             )
@@ -548,9 +547,9 @@ def _keep(table: dict[_Key, _Kept], key: _Key, value: _Kept) -> _Kept:
     return value
 
 
-def _complaint(name: str, text: str) -> str:
+def _complaint(name: str, text: str) -> LaunchError:
     text = text.splitlines()[0]
     hint = "give fewer threads, registers or shared memory"
-    if any(sign in text.upper() for sign in ("ILLEGAL", "LAUNCH_FAILED", "MISALIGNED")):
+    if is_lost(text):
         hint = "an earlier kernel faulted and this process's context is lost; start a new one"
-    return f"{name}: launch failed ({text}); {hint}"
+    return refusal(f"{name}: launch failed ({text}); {hint}", text)

@@ -13,7 +13,7 @@ import numpy as np
 
 from tinygpu.codegen.runtime.driver import call
 from tinygpu.codegen.runtime.views import WIDTHS
-from tinygpu.errors import LaunchError
+from tinygpu.errors import KernelError
 
 __all__ = ["TensorMap", "box_of", "encode", "pitches_bytes"]
 
@@ -84,13 +84,13 @@ def encode(
 ) -> bytes:
     """Encode a map of an array; returns 128 bytes that a launch takes as one argument.
 
-    ``strides`` count elements, the last is 1.  Raises LaunchError for what the driver refuses.
+    ``strides`` count elements, the last is 1.  Raises KernelError for what the driver refuses.
     """
     width, rank = WIDTHS[tensor_map.dtype], len(shape)
     lengths = [int(s) for s in reversed(shape)]
     pitches = pitches_bytes(width, shape, [int(s) * width for s in strides])
     if odd := [p for p in (pointer, *pitches) if p % 16]:
-        raise LaunchError(
+        raise KernelError(
             f"{tensor_map.buffer}: TMA needs an address and rows that are multiples of 16 B apart, "
             f"got {odd[0]}; pad the rows, or use the machine simt"
         )

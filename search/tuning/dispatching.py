@@ -6,7 +6,8 @@ they are legal there, or predicted where nothing can be measured; then ``search/
 chooses.  What was chosen is measured a second time, and the rules are scored on that: a choice is
 not judged by the numbers that it was made from.
 
-Where a host has several GPUs, each has a process of its own and takes the next shape.
+Where a host has several GPUs, each has a process of its own and takes the next shape.  What fails
+is told and left out: a schedule, a process, a GPU.
 
 Source: ``docs/dispatch.md``.
 """
@@ -19,12 +20,13 @@ import os
 import signal
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -32,7 +34,7 @@ from numpy.typing import NDArray
 
 from tinygpu.cores import cores
 from tinygpu.devices.device import Device, load_device
-from tinygpu.errors import IllegalScheduleError, LaunchError
+from tinygpu.errors import AssemblyError, IllegalScheduleError, LaunchError, TinyGpuError
 from tinygpu.machines.file import machine_named
 from tinygpu.search.tuning.climb import CUBLASLT, Effort, climb
 from tinygpu.search.tuning.shape import Shape
@@ -57,6 +59,7 @@ __all__ = [
     "served_of",
     "tables_of",
     "timed_at",
+    "timed_by",
     "tried_at",
 ]
 
@@ -76,6 +79,11 @@ Told = Callable[[int, int | None, str], None]
 Model = Callable[[int, Shape], float]
 Pair = tuple[Schedule, float]
 _STEPS = 12
+_PATIENCE_SECONDS = 0.1  # between signals to processes that are to end
+_DIED = (
+    "dispatch: a process that searched or measured ended by itself; it may have lacked memory: the "
+    "same command goes on"
+)
 _UNKNOWN = 1.05
 
 
@@ -104,14 +112,17 @@ class Job:
     reproducible: bool = False
 
     @property
-    def problem(self) -> Problem:
-        """The operation at the shape."""
-        return Problem.of(self.operation, **self.shape.sizes)
+    def problems(self) -> list[tuple[Problem, float]]:
+        """The operation at the shape, for each of its routings, with the routing's share."""
+        return self.shape.problems(self.operation)
 
 
 @dataclass(frozen=True, slots=True)
 class ShapeTimes:
-    """Seconds of the schedules (infinite: failed) and of peers by name, on ``device``."""
+    """Seconds of the schedules (infinite: failed) and of peers by name, on ``device``.
+
+    ``failed`` has for each schedule why it has no time, or "".
+    """
 
     seconds: tuple[float, ...]
     peers: Mapping[str, float]
@@ -121,58 +132,117 @@ class ShapeTimes:
 
 
 class Fleet(ExitStack):
-    """Processes that do jobs, one for each GPU of the host or half its cores; a context manager."""
+    """Processes that do jobs, one for each GPU of the host or half its cores; a context manager.
+
+    A process that dies fails its job alone, and another takes its place.  ``retired`` has those
+    whose jobs failed with them and not with others, by number, and why: a GPU may be out of order.
+    """
 
     def __init__(self, gpus: int) -> None:
         """Start none yet; with 0 ``gpus`` they do what needs none."""
         super().__init__()
-        spawned = multiprocessing.get_context("spawn")  # a fork would share the driver's state
-        numbers = spawned.Queue()
         count = gpus or max(1, cores() // 2)
+        self.retired: dict[int, str] = {}
+        self._gpus, self._jobs = gpus > 0, max(1, cores() // count)
+        self._pools: dict[int, ProcessPoolExecutor] = {}
+        self._free: SimpleQueue[int] = SimpleQueue()
         for number in range(count):
-            numbers.put(number if gpus else None)
-        self._pool = ProcessPoolExecutor(
-            count, spawned, initializer=_began, initargs=(numbers, max(1, cores() // count))
-        )
-        self.callback(self._pool.shutdown, wait=True, cancel_futures=True)
+            self._free.put(number)
+        self._over = False
+        self._threads = ThreadPoolExecutor(count, initializer=_unheeding)
+        self.callback(self._end)
 
     def each(
         self, do: Callable[[Job], Result], jobs: Iterable[Job], tell: Told | None = None
-    ) -> list[Result]:
-        """Return what ``do`` returns for each job, in order.
+    ) -> list[Result | TinyGpuError]:
+        """Return what ``do`` returns for each job, in order, or why it failed.
 
-        Raises what it raises, at once: what runs is ended.  Ctrl-C is for this process alone.
+        A job fails whose process dies, or that raises LaunchError or AssemblyError; it is tried
+        once more, if others did not fail, by a process that did some.  Raises what else a job
+        raises, at once: what runs is ended.  Ctrl-C is for this process alone.
         """
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # they inherit it
-        try:
-            futures = [self._pool.submit(do, job) for job in jobs]
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        wanted = list(jobs)
+        found = self._all(do, wanted, tell)
+        ran = {number for number, one in found if not isinstance(one, TinyGpuError)}
+        again = [i for i, (_, one) in enumerate(found) if isinstance(one, TinyGpuError)]
+        if ran and again:
+            suspects = {found[i][0]: str(found[i][1]) for i in again if found[i][0] not in ran}
+            for number in [self._free.get() for _ in range(self._free.qsize())]:
+                if number not in suspects:
+                    self._free.put(number)
+            more = dict(zip(again, self._all(do, [wanted[i] for i in again]), strict=True))
+            for number, why in suspects.items():
+                if any(
+                    isinstance(more[i][1], TinyGpuError) for i in again if found[i][0] == number
+                ):
+                    self._free.put(number)  # it is the job's fault
+                else:
+                    self.retired[number] = why
+            found = [more.get(i, one) for i, one in enumerate(found)]
+        return [one for _, one in found]
+
+    def _all(
+        self, do: Callable[[Job], Result], jobs: Sequence[Job], tell: Told | None = None
+    ) -> list[tuple[int, Result | TinyGpuError]]:
+        """Return the result of each job and the number of the process that did it."""
+        futures = [self._threads.submit(self._one, do, job) for job in jobs]
         try:
             for done, future in enumerate(as_completed(futures), 1):
                 future.result()
                 if tell:
                     tell(done, len(futures), "")
-        except BaseException as error:
-            for process in multiprocessing.active_children():
-                process.terminate()
-            if isinstance(error, BrokenProcessPool):
-                raise LaunchError(
-                    "dispatch: a process that searched or measured ended by itself; it may have "
-                    "lacked memory: the same command goes on"
-                ) from None
+        except BaseException:
+            self._over = True
+            for future in futures:
+                future.cancel()
+            while wait(futures, _PATIENCE_SECONDS).not_done:
+                for process in multiprocessing.active_children():
+                    process.terminate()
             raise
         return [future.result() for future in futures]
+
+    def _one(self, do: Callable[[Job], Result], job: Job) -> tuple[int, Result | TinyGpuError]:
+        """Let a free process do a job, in a thread that waits for it."""
+        number = self._free.get()
+        try:
+            return number, self._pool(number).submit(do, job).result()
+        except BrokenProcessPool:
+            del self._pools[number]
+            return number, LaunchError(_DIED)
+        except (LaunchError, AssemblyError) as error:
+            return number, error
+        finally:
+            self._free.put(number)
+
+    def _pool(self, number: int) -> ProcessPoolExecutor:
+        """Return the pool of one process that has this number, a new one after it died."""
+        if self._over:
+            raise LaunchError("dispatch: it was ended")
+        if number not in self._pools:
+            spawned = multiprocessing.get_context("spawn")  # a fork shares the driver's state
+            given = (number if self._gpus else None, self._jobs)
+            self._pools[number] = ProcessPoolExecutor(1, spawned, _began, given)
+        return self._pools[number]
+
+    def _end(self) -> None:
+        self._threads.shutdown(wait=True, cancel_futures=True)
+        for pool in self._pools.values():
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _unheeding() -> None:
+    """Block Ctrl-C in a thread, and in the processes that it starts."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
 
 
 _crew: Crew | None = None
 _jobs = 1
 
 
-def _began(numbers: Any, jobs: int) -> None:
-    """Take a GPU, in a process of the fleet."""
+def _began(number: int | None, jobs: int) -> None:
+    """Take a GPU by its number, in a process of the fleet."""
     global _jobs
-    number, _jobs = numbers.get(), jobs
+    _jobs = jobs
     if number is not None:
         visible = [v for v in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if v]
         os.environ["CUDA_VISIBLE_DEVICES"] = visible[number] if visible else str(number)
@@ -197,46 +267,66 @@ def anchors_of(shapes: Sequence[Shape], most: int) -> list[Shape]:
 
 
 def ranked_at(job: Job) -> list[Pair]:
-    """Return the model's best of every spread at a shape, with their time; none if nothing fits."""
+    """Return the model's best of every spread at a shape, with their time; none if nothing fits.
+
+    Of several routings, each has its best among them.
+    """
     from tinygpu.search.exact.best import rank
     from tinygpu.space.space import Space
 
-    chip, found = load_device(job.device), []
-    for machine in map(machine_named, job.machines):
-        space = Space(machine, job.problem, chip, fixed=_one_for_all(machine, job))
-        try:
-            ranked = rank(space, job.spreads, spread=machine.spread, exact=False).best
-        except IllegalScheduleError:
-            continue
-        found += [(one.schedule, float(one.seconds)) for one in ranked]
-    return sorted(found, key=lambda pair: pair[1])[: job.spreads]
+    chip, problems = load_device(job.device), job.problems
+    best: dict[Schedule, float] = {}
+    for problem, _ in problems:
+        found = []
+        for machine in map(machine_named, job.machines):
+            space = Space(machine, problem, chip, fixed=_one_for_all(machine, job))
+            try:
+                ranked = rank(space, job.spreads, spread=machine.spread, exact=False).best
+            except IllegalScheduleError:
+                continue
+            found += [(one.schedule, float(one.seconds)) for one in ranked]
+        best |= sorted(found, key=lambda pair: pair[1])[: max(1, job.spreads // len(problems))]
+    if problems[1:]:
+        timed = predicted_at(replace(job, schedules=(*best,), shapes=(job.shape,)))
+        best = {schedule: seconds for schedule, (seconds,) in zip(best, timed, strict=True)}
+    return sorted(best.items(), key=lambda pair: pair[1])
 
 
-def tried_at(job: Job) -> list[Pair]:
+def tried_at(job: Job) -> tuple[list[Pair], dict[Schedule, str]]:
     """Measure the job's ``first`` at a shape, and climb from them for ``seconds``.
 
-    Returns those that ran, the fastest first.
+    Returns those that ran, the fastest first, and why others did not; of several routings, each
+    has the seconds.
     """
     from tinygpu.search.neighbourhood import Candidate
     from tinygpu.search.store import Store
     from tinygpu.space.space import Space
 
     assert job.store is not None
+    schedules = [schedule for schedule, _ in job.first]
     if job.first and job.seconds:
-        chip = load_device(job.device)
-        spaces = [
-            Space(machine, job.problem, chip, fixed=_one_for_all(machine, job))
-            for machine in map(machine_named, job.machines)
-        ]
+        chip, problems = load_device(job.device), job.problems
         first = [Candidate(*pair) for pair in job.first]
         effort = Effort(seconds=job.seconds, finalists=_FINALISTS)
-        with Store(job.store) as store:
-            tuned = climb(spaces, first, store=store, effort=effort, peers=(), crew=_own_crew())
-        return [(one.schedule, run.seconds) for one, run in tuned.finalists if run.seconds]
-    schedules = tuple(schedule for schedule, _ in job.first)
-    timed = timed_at(replace(job, schedules=schedules, peers=()))
-    pairs = zip(schedules, timed.seconds, strict=True)
-    return sorted((p for p in pairs if math.isfinite(p[1])), key=lambda pair: pair[1])
+        found: list[Pair] = []
+        failed: dict[Schedule, str] = {}
+        for problem, _ in problems:
+            spaces = [
+                Space(machine, problem, chip, fixed=_one_for_all(machine, job))
+                for machine in map(machine_named, job.machines)
+            ]
+            with Store(job.store) as store:
+                tuned = climb(spaces, first, store=store, effort=effort, peers=(), crew=_own_crew())
+            found += [(one.schedule, run.seconds) for one, run in tuned.finalists if run.seconds]
+            failed |= {s: m.reason for s, m in tuned.evaluated.items() if m.reason}
+        if not problems[1:]:
+            return found, failed
+        schedules = [schedule for schedule, _ in found]
+    every = tuple(dict.fromkeys(schedules))
+    timed = timed_at(replace(job, schedules=every, peers=()))
+    ran = (p for p in zip(every, timed.seconds, strict=True) if math.isfinite(p[1]))
+    failed = {s: why for s, why in zip(every, timed.failed, strict=True) if why}
+    return sorted(ran, key=lambda pair: pair[1]), failed
 
 
 def _one_for_all(machine: Machine, job: Job) -> dict[str, Value]:
@@ -246,7 +336,30 @@ def _one_for_all(machine: Machine, job: Job) -> dict[str, Value]:
 
 
 def timed_at(job: Job) -> ShapeTimes:
-    """Measure schedules at a shape, and the best of cuBLASLt's algorithms."""
+    """Measure schedules at a shape, and the best of cuBLASLt's algorithms.
+
+    Of several routings it is the mean, by their shares, of what ran with each.
+    """
+    shares = [share for _, share in job.problems]
+    every = [_timed(job, problem) for problem, _ in job.problems]
+    peers = [peer for peer in every[0].peers if all(peer in one.peers for one in every)]
+    return ShapeTimes(
+        tuple(
+            _mean(column, shares) for column in zip(*(one.seconds for one in every), strict=True)
+        ),
+        {peer: _mean([one.peers[peer] for one in every], shares) for peer in peers},
+        every[0].device,
+        every[0].driver,
+        tuple(next(filter(None, why), "") for why in zip(*(o.failed for o in every), strict=True)),
+    )
+
+
+def _mean(seconds: Sequence[float], shares: Sequence[float]) -> float:
+    return sum(share * one for share, one in zip(shares, seconds, strict=True))
+
+
+def _timed(job: Job, problem: Problem) -> ShapeTimes:
+    """Measure a job's schedules, and peers, at a problem."""
     from tinygpu.codegen.run.measure import COARSE, Campaign, peer_of
     from tinygpu.search.store import Store
 
@@ -257,7 +370,7 @@ def timed_at(job: Job) -> ShapeTimes:
         store = open_.enter_context(Store(job.store))
         options = replace(COARSE, rounds=job.rounds, batch=max(1, len(programs)))
         campaign = open_.enter_context(
-            Campaign(job.problem, store=store, options=options, crew=_own_crew())
+            Campaign(problem, store=store, options=options, crew=_own_crew())
         )
         peers = campaign.peers(CUBLASLT)[:_PEERS] if job.peers is None else job.peers
         found = campaign.measure(programs, peers, anew=job.anew)
@@ -267,12 +380,51 @@ def timed_at(job: Job) -> ShapeTimes:
         {peer_of(m): m.seconds for m in theirs if m.seconds},
         found[0].device if found else "",
         found[0].driver if found else "",
-        tuple(sorted({m.reason for m in mine if m.reason})),
+        tuple(m.reason for m in mine),
+    )
+
+
+def timed_by(fleet: Fleet, jobs: Sequence[Job], tell: Told | None = None) -> list[ShapeTimes]:
+    """Let a fleet measure; a job that fails is done schedule by schedule, to find which fails.
+
+    Raises what the first job raised if it cannot be done in that way either.
+    """
+    every: list[ShapeTimes] = []
+    lost: dict[Schedule, str] = {}
+    for job, one in zip(jobs, fleet.each(timed_at, jobs, tell), strict=True):
+        if not isinstance(one, TinyGpuError):
+            every.append(one)
+            continue
+        left = tuple(schedule for schedule in job.schedules if schedule not in lost)
+        alone = [replace(job, schedules=(schedule,)) for schedule in left]
+        found = dict(zip(left, fleet.each(timed_at, alone), strict=True))
+        if all(isinstance(each, TinyGpuError) for each in found.values()) and not every:
+            raise one
+        lost |= {s: str(each) for s, each in found.items() if isinstance(each, TinyGpuError)}
+        every.append(_joined(job, found, lost))
+    return every
+
+
+def _joined(
+    job: Job, found: Mapping[Schedule, ShapeTimes | TinyGpuError], lost: Mapping[Schedule, str]
+) -> ShapeTimes:
+    """Return a job's times of what was measured one by one, and why the lost have none."""
+    ran = {s: one for s, one in found.items() if isinstance(one, ShapeTimes)}
+    peers: dict[str, float] = {}
+    for one in ran.values():
+        peers |= {name: min(s, peers.get(name, s)) for name, s in one.peers.items()}
+    first = next(iter(ran.values()), ShapeTimes((), {}, "", "", ()))
+    return ShapeTimes(
+        tuple(ran[s].seconds[0] if s in ran else math.inf for s in job.schedules),
+        peers,
+        first.device,
+        first.driver,
+        tuple(ran[s].failed[0] if s in ran else lost[s] for s in job.schedules),
     )
 
 
 class Predictor:
-    """A term's time at shapes under the model; infinite where its kernel is illegal."""
+    """A term's time at shapes under the model, the mean of the routings; infinite if illegal."""
 
     def __init__(self, program: Term, device: Device) -> None:
         """Derive the term's contract, once."""
@@ -286,11 +438,13 @@ class Predictor:
         from tinygpu.codegen.runtime.steps import check_steps
         from tinygpu.search.time.cost import cost
 
+        problems = shape.problems(self.program.operation)
         try:
-            check_steps(self.contract, dense(Problem.of(self.program.operation, **shape.sizes)))
+            check_steps(self.contract, dense(problems[0][0]))
         except LaunchError:
             return math.inf
-        return float(cost(self.program, shape.sizes, self.device).seconds)
+        times = [float(cost(self.program, p.sizes, self.device).seconds) for p, _ in problems]
+        return _mean(times, [share for _, share in problems])
 
 
 def predicted_at(job: Job) -> list[list[float]]:

@@ -17,8 +17,6 @@ and gets them as one ``Asked``.
 from __future__ import annotations
 
 import inspect
-import itertools
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import wraps
@@ -31,9 +29,9 @@ from tinygpu.cli.sizes import SIZES, every_size, sizes_of
 from tinygpu.errors import OperationError, nearest
 from tinygpu.isa.memory import DTYPES
 from tinygpu.machines.file import is_file, machine_named, operation_in
+from tinygpu.search.tuning.shape import ends_of
 from tinygpu.term.operation import (
     OPERATIONS,
-    Groups,
     Operation,
     Problem,
     attention,
@@ -80,8 +78,11 @@ class Asked:
     lse: Annotated[bool, typer.Option("--lse", help="Of attention: log-sum-exp, too.")] = False
     inputs: Annotated[str, typer.Option(help="Arrays of an expression, as x,z.")] = ""
     groups: Annotated[
-        str, typer.Option(help="Rows of grouped's groups: even, zipf, or each, as 512,0,1536.")
-    ] = ""
+        list[str] | None,
+        typer.Option(
+            help="Rows of groups: even, zipf, or each, as 512,0,1536. Of dispatch repeatable."
+        ),
+    ] = None
 
 
 def problem_of(asked: Asked, machine: str = "") -> Problem:
@@ -94,7 +95,10 @@ def problem_of(asked: Asked, machine: str = "") -> Problem:
     sizes = sizes_of(operation.name, operation.axes, asked.sizes or ())
     every_size(operation, sizes)
     if operation.groups and asked.groups:
-        ends = {operation.groups.ends: ends_of(asked.groups, operation.groups, sizes)}
+        if asked.groups[1:]:
+            said = " ".join(f"--groups {text}" for text in asked.groups)
+            raise OperationError(f"{said}: a problem has one of them; dispatch takes several")
+        ends = {operation.groups.ends: ends_of(asked.groups[0], operation.groups, sizes)}
         return Problem.of(operation, **sizes, **ends)
     return Problem.of(operation, **sizes)
 
@@ -106,16 +110,17 @@ def operation_of(asked: Asked, machine: str = "") -> Operation:
         raise OperationError(
             f"operation {name}: {nearest(name, OPERATIONS)}; or give FILE.py:NAME for your own"
         )
-    takes = _TAKES.get(name, ())
+    mine = operation_in(name) if own else None
+    takes = ("groups",) if mine and mine.groups else _TAKES.get(name, ())
     for field in fields(Asked):
         if field.name in ("operation", "sizes", *takes):
             continue
-        if getattr(asked, field.name) != field.default:
+        if getattr(asked, field.name) not in (field.default, []):
             of = " and ".join(o for o, options in _TAKES.items() if field.name in options)
-            way = f"it takes {', '.join(map(_spelled, takes))}" if takes else "write it in the file"
+            way = "write it in the file" if own else f"it takes {', '.join(map(_spelled, takes))}"
             raise OperationError(f"{_spelled(field.name)}: {name} has none, it is of {of}; {way}")
-    if own:
-        return operation_in(name)
+    if mine:
+        return mine
     tensor = machine and any(i.unit == "tensor" for i in machine_named(machine).instructions)
     dtype = asked.dtype or ("bf16" if tensor else "f32")
     if dtype not in DTYPES:
@@ -155,28 +160,6 @@ def operation_of(asked: Asked, machine: str = "") -> Operation:
             mask = next(iter(said.values()), "none")
             return attention(asked.dtype or "bf16", mask=mask, lse=asked.lse)
     return OPERATIONS[name](dtype)
-
-
-def ends_of(text: str, groups: Groups, sizes: Mapping[str, int]) -> tuple[int, ...]:
-    """Return the ends of groups whose rows are said: even, zipf, or a number for each.
-
-    Zipf: group i has rows in proportion to 1 / (i + 1), rounded so that all rows are there.
-    Raises OperationError.
-
-    >>> ends_of("zipf", Groups("g", "m", "ends"), {"g": 4, "m": 100})
-    (48, 72, 88, 100)
-    """
-    count, rows = sizes[groups.axis], sizes[groups.rows]
-    if text == "even":
-        return groups.even(sizes)
-    if text == "zipf":
-        parts = [sum(1 / (j + 1) for j in range(i + 1)) for i in range(count)]
-        return tuple(round(rows * part / parts[-1]) for part in parts)
-    if not re.fullmatch(r"\d{1,10}(,\d{1,10})*", text):
-        raise OperationError(f"--groups {text}: give even, zipf, or rows of each as 512,0,1536")
-    ends = tuple(itertools.accumulate(map(int, text.split(","))))
-    groups.require(ends, sizes)
-    return ends
 
 
 def _spelled(field: str) -> str:

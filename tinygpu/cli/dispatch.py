@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -32,18 +32,31 @@ from tinygpu.cli.given import (
 from tinygpu.cli.shapes import shapes_of
 from tinygpu.cli.sizes import SizedCommand, spelled, texts_of
 from tinygpu.devices.device import label, load_device
-from tinygpu.errors import IllegalScheduleError, LaunchError, ScheduleError, nearest
+from tinygpu.errors import (
+    IllegalScheduleError,
+    LaunchError,
+    ScheduleError,
+    TinyGpuError,
+    nearest,
+)
 from tinygpu.search.tuning.climb import why_no_gpu
 from tinygpu.search.tuning.shape import Shape
 from tinygpu.term.schedule import Schedule, to_json
 
 if TYPE_CHECKING:
+    from tinygpu.codegen.run.build import Built
     from tinygpu.codegen.run.bundle import BundledKernel
     from tinygpu.search.tuning.dispatching import Job, ShapeTimes, Times
     from tinygpu.term.operation import Operation
+    from tinygpu.term.plan import Term
 
 __all__ = ["Dispatch", "add_to"]
 
+Result = TypeVar("Result")
+Lost = dict[Schedule, tuple[Shape | None, str]]
+"""Candidates that failed, each with where, or None, and why."""
+_MOST_TOLD = 8
+"""Failures that are printed, one a line."""
 _MOST_KERNELS, _ANCHORS, _UNMEASURED_ANCHORS = 64, 64, 12
 _SPREADS, _PART = 16, 16
 """Schedules of the model that are measured at an anchor; and those that a process predicts."""
@@ -108,7 +121,8 @@ def dispatch(
         asked = replace(asked, dtype=asked.dtype or "bf16", layout=asked.layout or "nt")
     operation, chip = operation_of(asked), device_given(device)
     texts = texts_of(operation.name, operation.axes, asked.sizes or ())
-    wanted = shapes_of(operation, texts, layer or (), shapes, points)
+    routings = asked.groups or (["even"] if operation.groups else [])
+    wanted = shapes_of(operation, texts, layer or (), shapes, points, routings)
     whose = machine or [one.name for one in machines_for(operation, chip)]
     every = [one for name in whose for one in machines_for(operation, chip, name)]
     for one in every:
@@ -136,8 +150,7 @@ def dispatch(
         chosen = open_.enter_context(made)
         chosen.find(budget, kernels, candidates)
         chosen.time()
-        chosen.choose(kernels, aim)
-        chosen.score()
+        chosen.settle(kernels, aim, chip.arch)
     record = {"provenance": provenance(shlex.join(["tinygpu", *sys.argv[1:]]))}
     manifest = {**record, **chosen.tree(label(chip), rule, aim)}
     parts = bundle_parts(chosen.members(chip.arch, label(chip)), manifest)
@@ -154,12 +167,13 @@ def dispatch(
 
 
 class Dispatch(ExitStack):
-    """One choice of kernels, step by step: find, time, choose, score; then members and tree.
+    """One choice of kernels, step by step: find, time, settle; then members and tree.
 
     A context manager, which ends the processes that search and measure.
 
     ``names``: machines by their own name, each as it is named in another process.  ``why_not``
     says why nothing is measured, or "".  ``reproducible``: all kernels add along k in order.
+    ``failed`` tells what lost its place on the way: what it is, where it failed, and why.
     """
 
     def __init__(
@@ -187,6 +201,10 @@ class Dispatch(ExitStack):
         self.timed: list[ShapeTimes] = []
         self.again: list[ShapeTimes] = []
         self.kernels: list[int] = []
+        self.predicted: Times
+        self.times: Times
+        self.failed: list[dict[str, Any]] = []
+        self._built: dict[Schedule, Built | TinyGpuError] = {}
 
     def job(self, shape: Shape, **how: Any) -> Job:
         """Return what a process is told about a shape."""
@@ -219,37 +237,80 @@ class Dispatch(ExitStack):
         with Fleet(0) if self.gpus else nullcontext(self.fleet) as fleet:
             with bar(f"search at {len(anchors)} shapes") as progress:
                 jobs = [self.job(one, **how) for one in anchors]
-                found = fleet.each(ranked_at, jobs, progress)
+                found = self._done(fleet.each(ranked_at, jobs, progress), jobs)
             if self.gpus:
-                pairs = zip(anchors, found, strict=True)
-                jobs = [self.job(one, first=tuple(of), seconds=seconds) for one, of in pairs]
-                with bar(f"try at {len(anchors)} shapes") as progress:
-                    found = self.fleet.each(tried_at, jobs, progress)
-            every = list(dict.fromkeys(schedule for of in found for schedule, _ in of))
+                jobs = [self.job(j.shape, first=tuple(of), seconds=seconds) for j, of in found]
+                with bar(f"try at {len(jobs)} shapes") as progress:
+                    tried = self._done(self.fleet.each(tried_at, jobs, progress), jobs)
+                lost = {s: (j.shape, why) for j, (_, failed) in tried for s, why in failed.items()}
+                found = [(j, [p for p in ran if p[0] not in lost]) for j, (ran, _) in tried]
+                for schedule, (shape, why) in lost.items():
+                    self._note(schedule, shape, why)
+            every = list(dict.fromkeys(schedule for _, of in found for schedule, _ in of))
+            if not every and self.failed:
+                why = self.failed[-1]["reason"]
+                raise LaunchError(f"dispatch: no schedule ran at any shape; the last: {why}")
             if not every:
                 raise ScheduleError(f"dispatch: no machine fits any shape; {self._why_none()}")
             parts = [tuple(every[i : i + _PART]) for i in range(0, len(every), _PART)]
             jobs = [self.job(anchors[0], schedules=p, shapes=tuple(self.shapes)) for p in parts]
             with bar(f"predict {len(every)} kernels") as progress:
-                columns = [row for of in fleet.each(predicted_at, jobs, progress) for row in of]
-        times = np.array(columns).T
+                told = self._done(fleet.each(predicted_at, jobs, progress), jobs)
+        every = [schedule for job, _ in told for schedule in job.schedules]
+        times = np.array([row for _, rows in told for row in rows]).T
         number = {schedule: j for j, schedule in enumerate(every)}
         seen = {
-            self.shapes.index(shape): {number[s]: t for s, t in of}
-            for shape, of in zip(anchors, found, strict=True)
+            self.shapes.index(job.shape): {number[s]: t for s, t in of if s in number}
+            for job, of in found
             if of and self.gpus
         }
         kept = pruned(times, seen, count, most, [s.weight for s in self.shapes])
         self.schedules = [every[j] for j in kept]
         self.predicted = times[:, kept]
 
+    def _done(
+        self, found: Sequence[Result | TinyGpuError], jobs: Sequence[Job]
+    ) -> list[tuple[Job, Result]]:
+        """Return the jobs that were done, with what they gave; note the others.
+
+        Raises the first's error if none was.
+        """
+        done: list[tuple[Job, Result]] = []
+        for job, one in zip(jobs, found, strict=True):
+            if not isinstance(one, TinyGpuError):
+                done.append((job, one))
+            elif all(isinstance(other, TinyGpuError) for other in found):
+                raise one
+            else:
+                for what in job.schedules or ("the search",):
+                    self._note(what, job.shape, str(one))
+        return done
+
+    def _note(self, what: Schedule | str, shape: Shape | None, why: str) -> None:
+        """Note what lost its place, where, and why."""
+        if isinstance(what, Schedule):
+            said = " ".join(f"{name}={value}" for name, value in what.decisions)
+            what = f"{what.machine} {said}"
+        self.failed.append({"what": what, "at": shape and shape.sizes, "reason": why})
+
+    def _lose(self, lost: Lost) -> None:
+        """Take candidates' places away.  Raises LaunchError if none is left."""
+        for schedule, (shape, why) in lost.items():
+            self._note(schedule, shape, why)
+        kept = [j for j, schedule in enumerate(self.schedules) if schedule not in lost]
+        if not kept:
+            why = self.failed[-1]["reason"]
+            raise LaunchError(f"dispatch: none of {len(lost)} kernels is left; the last: {why}")
+        self.schedules = [self.schedules[j] for j in kept]
+        self.predicted, self.times = self.predicted[:, kept], self.times[:, kept]
+
     def _why_none(self) -> str:
         """Return why no machine has a legal schedule of the first shape."""
         from tinygpu.search.exact.best import rank
         from tinygpu.space.space import Space
-        from tinygpu.term.operation import Problem
 
-        problem, found = Problem.of(self.operation, **self.shapes[0].sizes), []
+        (problem, _), *_ = self.shapes[0].problems(self.operation)
+        found = []
         for machine in self.machines.values():
             try:
                 rank(Space(machine, problem, load_device(self.device)), 1, exact=False)
@@ -259,23 +320,63 @@ class Dispatch(ExitStack):
 
     def time(self) -> None:
         """Measure all candidates at all shapes."""
-        from tinygpu.search.tuning.dispatching import timed_at
+        from tinygpu.search.tuning.dispatching import timed_by
 
-        self.times: Times = self.predicted
+        self.times = self.predicted
         if not self.gpus:
             return
         jobs = [self.job(shape, schedules=tuple(self.schedules)) for shape in self.shapes]
         with bar(f"measure at {len(jobs)} shapes") as progress:
-            self.timed = self.fleet.each(timed_at, jobs, progress)
+            self.timed = timed_by(self.fleet, jobs, progress)
+        for number, why in sorted(self.fleet.retired.items()):
+            self._note(f"GPU {number}", None, why)
+        if len(cards := {one.device for one in self.timed if one.device}) > 1:
+            raise LaunchError(
+                f"dispatch: the GPUs differ: {', '.join(sorted(cards))}; name those of one kind in "
+                "CUDA_VISIBLE_DEVICES"
+            )
+        import numpy as np
+
+        self.times = np.array([one.seconds for one in self.timed])
         for shape, one in zip(self.shapes, self.timed, strict=True):
             if not any(map(math.isfinite, one.seconds)):
                 raise LaunchError(
                     f"dispatch: none of {len(one.seconds)} kernels ran at {shape.sizes}; the "
                     f"first: {one.failed[0]}"
                 )
-        import numpy as np
+        self._lose(self._failing(self.timed, self.schedules))
 
-        self.times = np.array([one.seconds for one in self.timed])
+    def _failing(self, timed: Sequence[ShapeTimes], schedules: Sequence[Schedule]) -> Lost:
+        """Return which of the first schedules of each failed where they are legal, and why.
+
+        One that is wrong or crashes somewhere is trusted nowhere.
+        """
+        column = [self.schedules.index(schedule) for schedule in schedules]
+        found: Lost = {}
+        for i, (shape, one) in enumerate(zip(self.shapes, timed, strict=True)):
+            for j, schedule, why in zip(column, schedules, one.failed, strict=False):
+                if why and math.isfinite(self.predicted[i, j]):
+                    found.setdefault(schedule, (shape, why))
+        return found
+
+    def settle(self, count: int, aim: str, arch: str) -> None:
+        """Choose, build and score; what fails on the way loses its place, and others are chosen.
+
+        Raises ScheduleError or LaunchError if those that are left do not serve every shape.
+        """
+        while True:
+            try:
+                self.choose(count, aim)
+            except ScheduleError as error:
+                if not self.failed:
+                    raise
+                raise ScheduleError(
+                    f"{error}; {len(self.failed)} failed, the last: {self.failed[-1]['reason']}"
+                ) from None
+            lost = self.build(arch) or self.score()
+            if not lost:
+                return
+            self._lose(lost)
 
     def choose(self, count: int, aim: str, *, refined: bool = True) -> None:
         """Choose the kernels and the rules; ``refined``: switch where the model says."""
@@ -306,49 +407,66 @@ class Dispatch(ExitStack):
 
         return time
 
-    def score(self) -> None:
-        """Measure the chosen anew, beside the fastest at each shape and its peers."""
-        from tinygpu.search.tuning.dispatching import timed_at
+    def score(self) -> Lost:
+        """Measure the chosen anew, beside the fastest at each shape and its peers.
+
+        Returns which of the chosen failed.
+        """
+        from tinygpu.search.tuning.dispatching import timed_by
 
         if not self.gpus:
-            return
+            return {}
+        mine = [self.schedules[j] for j in self.kernels]
         jobs = []
         for shape, times, timed in zip(self.shapes, self.times, self.timed, strict=True):
             fastest = [int(j) for j in times.argsort(kind="stable")[:2]]
-            beside = [self.schedules[j] for j in (*self.kernels, *fastest)]
+            beside = [*mine, *(self.schedules[j] for j in fastest)]
             peers = tuple(sorted(timed.peers, key=lambda name: timed.peers[name])[:2])
             again = {"schedules": tuple(dict.fromkeys(beside)), "peers": peers, "anew": True}
             jobs.append(self.job(shape, rounds=9, **again))
         with bar(f"score at {len(jobs)} shapes") as progress:
-            self.again = self.fleet.each(timed_at, jobs, progress)
+            self.again = timed_by(self.fleet, jobs, progress)
+        return self._failing(self.again, mine)
 
-    def members(self, arch: str, device: str) -> list[BundledKernel]:
-        """Build the kernels.  Raises AssemblyError, ProgramError."""
+    def build(self, arch: str) -> Lost:
+        """Build the chosen kernels; return which cannot be built, and why."""
         from tinygpu.codegen.run.agreement import require_computes
-        from tinygpu.codegen.run.arguments import contract_of
         from tinygpu.codegen.run.build import build_many
-        from tinygpu.codegen.run.bundle import BundledKernel
-        from tinygpu.errors import TinyGpuError
-        from tinygpu.term.operation import Problem
 
         if self.gpus:
             from tinygpu.codegen.run.launch import device_arch
 
             arch = device_arch()
-        mine = [self.schedules[j] for j in self.kernels]
-        programs = [
-            require_computes(s.term(self.machines[s.machine], self.operation)).program for s in mine
-        ]
+        fresh: dict[Schedule, Term] = {}
+        for schedule in (self.schedules[j] for j in self.kernels):
+            if schedule not in self._built:
+                program = schedule.term(self.machines[schedule.machine], self.operation)
+                try:
+                    fresh[schedule] = require_computes(program).program
+                except TinyGpuError as error:
+                    self._built[schedule] = error
+        every = build_many([(program, arch, None) for program in fresh.values()])
+        self._built |= zip(fresh, every, strict=True)
+        mine = ((s, self._built[s]) for s in (self.schedules[j] for j in self.kernels))
+        return {s: (None, str(one)) for s, one in mine if isinstance(one, TinyGpuError)}
+
+    def members(self, arch: str, device: str) -> list[BundledKernel]:
+        """Return the kernels, built.  Raises AssemblyError, ProgramError."""
+        from tinygpu.codegen.run.arguments import contract_of
+        from tinygpu.codegen.run.bundle import BundledKernel
+
+        self.build(arch)
         found = []
-        every = build_many([(program, arch, None) for program in programs])
-        for number, built in enumerate(every):
+        for number, schedule in enumerate(self.schedules[j] for j in self.kernels):
+            built = self._built[schedule]
             if isinstance(built, TinyGpuError):
                 raise built
-            problem = Problem.of(self.operation, **self._hint(number).sizes)
-            text = to_json(mine[number], problem, device=device)
-            contract = contract_of(programs[number])
+            program = schedule.term(self.machines[schedule.machine], self.operation)
+            problem, _ = self._hint(number).problems(self.operation)[0]
+            text = to_json(schedule, problem, device=device)
+            contract = contract_of(program)
             found.append(
-                BundledKernel(_kernel_name(number), mine[number].machine, contract, built, text)
+                BundledKernel(_kernel_name(number), schedule.machine, contract, built, text)
             )
         return found
 
@@ -372,12 +490,14 @@ class Dispatch(ExitStack):
         ]
         rows = []
         for i, shape in enumerate(self.shapes):
+            problem, _ = shape.problems(self.operation)[0]
             parts = [
-                cost(program, shape.sizes, chip).bottleneck if math.isfinite(own[i, j]) else ""
+                cost(program, problem.sizes, chip).bottleneck if math.isfinite(own[i, j]) else ""
                 for j, program in enumerate(programs)
             ]
             row = {
                 **shape.sizes,
+                **({"routings": dict(shape.routings)} if shape.routings else {}),
                 "weight": shape.weight,
                 "layer": shape.layer,
                 "kernel": served[i],
@@ -401,6 +521,7 @@ class Dispatch(ExitStack):
             "aim": aim,
             "reproducible": self.reproducible,
             "candidates": len(self.schedules),
+            "failed": self.failed,
             "slowdown": self.choice.slowdown,
             "bound": self.choice.bound,
             "rules": self.tables,
@@ -485,6 +606,11 @@ def show(tree: Mapping[str, Any]) -> None:
     gap = tree["slowdown"] / tree["bound"] - 1
     sure = "no other set is better" + (f" by more than {gap:.2%}" if gap >= 5e-5 else "")
     say(f"chosen among {tree['candidates']} kernels for the {tree['aim']} slowdown; {sure}")
+    for one in tree["failed"][:_MOST_TOLD]:
+        at = f" at {' x '.join(map(str, one['at'].values()))}" if one["at"] else ""
+        say(f"failed, and left out: {one['what']}{at}: {one['reason']}")
+    if more := tree["failed"][_MOST_TOLD:]:
+        say(f"failed, and left out: {len(more)} more; bundle.json has them under 'failed'")
     peers = any("ahead_of_peer" in told for told in tree["scores"].values())
     table(
         "rules: slowdown against the fastest kernel of each shape"

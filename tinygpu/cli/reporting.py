@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import reprlib
 import shlex
 import sys
 from collections import Counter
@@ -74,7 +75,9 @@ def report(
     listed = len(given)
     timed = _measured(folder, tree, given, machines_with(machine))
     more, first = len(given) - listed, given[0]
-    sizes = " x ".join(map(str, first.problem.sizes.values()))
+    sizes = " x ".join(str(size) for _, size in first.problem.extents)
+    if ends := first.problem.ends:
+        sizes += f", groups that end at {reprlib.repr(ends)[1:-1]}"
     machines = " and ".join(dict.fromkeys(one.machine.name for one in given))
     told = f" The last {more} were measured on the way and are no finalists." if more else ""
     with working("writing the report"):

@@ -4,7 +4,8 @@
     -m 1,16,256:8192                 a list, of sizes and ranges
     --rows 1:8192 --columns 4096     likewise, of an operation with these axes
     --layer qkv --layer up=28672x4096
-    --shapes FILE                    .json or .csv with a size for each axis, maybe weight and layer
+    --shapes FILE                    .json or .csv with a size for each axis, maybe weight, layer,
+                                     and of grouped groups: even, zipf, or rows in proportion
 
 Sizes of a range lie evenly by their logarithm; every second one is a multiple of 64 where it can
 be, the others are ragged, as they come.  A bundle's rules are *along* the first axis that has
@@ -27,7 +28,7 @@ from typing import Any
 from tinygpu.cli.sizes import every_size, size_in, spelled
 from tinygpu.errors import OperationError, nearest
 from tinygpu.search.tuning.shape import Shape
-from tinygpu.term.operation import Operation, is_matmul
+from tinygpu.term.operation import Groups, Operation, is_matmul
 
 __all__ = ["LAYERS", "sampled", "shapes_in", "shapes_of"]
 
@@ -47,8 +48,8 @@ _MULTIPLE = 64
 _FEW_POINTS = 5
 
 
-_FIELDS = ("weight", "layer", "kernel", "predicted", "bottleneck", "measured", "best", "scored",
-           "scored_best", "peer", "peer_seconds")  # fmt: skip
+_FIELDS = ("weight", "layer", "routings", "kernel", "predicted", "bottleneck", "measured", "best",
+           "scored", "scored_best", "peer", "peer_seconds")  # fmt: skip
 """What a bundle notes of a shape beside its sizes."""
 
 
@@ -58,12 +59,29 @@ def shapes_of(
     layers: Sequence[str],
     file: Path | None,
     points: int,
+    routings: Sequence[str] = (),
 ) -> tuple[Shape, ...]:
     """Return the shapes, in order of layer, other sizes, and size along the axis of the rules.
 
-    ``texts`` are the sizes, ranges or lists that were given, by axis.  Raises OperationError for a
-    range that is empty or backwards, and for what is no size or not given.
+    ``texts`` are the sizes, ranges or lists that were given, by axis; ``routings`` how rows fall
+    into groups, each of which counts the same.  Raises OperationError for a range that is empty or
+    backwards, for what is no size or not given, and for a routing that does not fit the sizes.
     """
+    found = _shapes_of(operation, texts, layers, file, points)
+    each = tuple((text, 1.0) for text in dict.fromkeys(routings))
+    every = tuple(replace(shape, routings=shape.routings or each) for shape in found)
+    for shape in every:
+        shape.problems(operation)
+    return every
+
+
+def _shapes_of(
+    operation: Operation,
+    texts: Mapping[str, str],
+    layers: Sequence[str],
+    file: Path | None,
+    points: int,
+) -> tuple[Shape, ...]:
     axes = operation.axes
     if taken := [axis for axis in axes if axis in _FIELDS]:
         raise OperationError(
@@ -76,7 +94,7 @@ def shapes_of(
                 "--shapes: the file has all sizes; leave "
                 f"{', '.join(map(spelled, axes))} and --layer out"
             )
-        return shapes_in(file, axes)
+        return shapes_in(file, axes, operation.groups)
     pairs: list[tuple[str, dict[str, int]]] = [("", {})]
     if layers:
         if not (is_matmul(operation) and axes == ("m", "n", "k")):
@@ -86,7 +104,8 @@ def shapes_of(
         pairs = [(name, {"n": n, "k": k}) for name, n, k in map(_layer, layers)]
     ways = "; or give --shapes FILE" + ", or --layer" * is_matmul(operation)
     every_size(operation, {**texts, **pairs[0][1]}, "1:8192", ways)
-    along = next((a for a, text in texts.items() if ":" in text or "," in text), axes[0])
+    usual = operation.groups.rows if operation.groups else axes[0]
+    along = next((a for a, text in texts.items() if ":" in text or "," in text), usual)
     found = {
         axis: _sizes(spelled(axis), text, points if axis == along else min(points, _FEW_POINTS))
         for axis, text in texts.items()
@@ -133,8 +152,12 @@ def sampled(low: int, high: int, points: int) -> list[int]:
     return every
 
 
-def shapes_in(path: Path, axes: Sequence[str]) -> tuple[Shape, ...]:
-    """Read a list of shapes.  Raises OperationError for what is none, OSError."""
+def shapes_in(path: Path, axes: Sequence[str], groups: Groups | None = None) -> tuple[Shape, ...]:
+    """Read a list of shapes; of an operation with groups, rows may have a routing, ``groups``.
+
+    Rows of equal sizes are one shape, of several routings if they differ in that.  Raises
+    OperationError for what is none, OSError.
+    """
     try:
         text = path.read_text(encoding="utf-8-sig")
         rows: Any = (
@@ -142,29 +165,41 @@ def shapes_in(path: Path, axes: Sequence[str]) -> tuple[Shape, ...]:
         )
         if not isinstance(rows, list) or not rows:
             raise ValueError("give a list of shapes")
-        every = [_row(row, axes) for row in rows]
+        every = [_row(row, axes, ("groups",) if groups else ()) for row in rows]
     except UnicodeDecodeError:
         raise OperationError(f"shapes {path}: no utf-8 text; give a .json or .csv file") from None
     except (ValueError, RecursionError, csv.Error, OperationError) as error:
         raise OperationError(f"shapes {path}: {error}") from None
     if len(every) > _MOST:
         raise OperationError(f"shapes {path}: {len(every)} of them; at most {_MOST}")
-    several = (axis for i, axis in enumerate(axes) if len({sizes[i] for sizes, _, _ in every}) > 1)
-    along = next(several, axes[0])
-    merged: dict[Shape, float] = {}
-    for sizes, weight, layer in every:
+    several = (axis for i, axis in enumerate(axes) if len({sizes[i] for sizes, *_ in every}) > 1)
+    along = next(several, groups.rows if groups else axes[0])
+    merged: dict[Shape, dict[str, float]] = {}
+    for sizes, weight, layer, routing in every:
         shape = Shape(tuple(zip(axes, sizes, strict=True)), along, layer=layer)
-        merged[shape] = merged.get(shape, 0.0) + weight
+        shares = merged.setdefault(shape, {})
+        shares[routing] = shares.get(routing, 0.0) + weight
     order = sorted(merged, key=lambda shape: (shape.layer, shape.at, shape.size))
-    return tuple(replace(shape, weight=merged[shape]) for shape in order)
+    if any("" in shares and shares.keys() != {""} for shares in merged.values()):
+        raise OperationError(f"shapes {path}: some rows of a shape have groups; give them to all")
+    return tuple(
+        replace(
+            shape,
+            weight=sum(merged[shape].values()),
+            routings=tuple((text, w) for text, w in merged[shape].items() if text),
+        )
+        for shape in order
+    )
 
 
-def _row(row: Any, axes: Sequence[str]) -> tuple[tuple[int, ...], float, str]:
-    """Return the sizes, the weight and the layer of a row of a file."""
+def _row(
+    row: Any, axes: Sequence[str], more: Sequence[str]
+) -> tuple[tuple[int, ...], float, str, str]:
+    """Return the sizes, the weight, the layer and the routing of a row of a file."""
     if not isinstance(row, Mapping):
         example = json.dumps(dict.fromkeys(axes, 4096))
         raise ValueError(f"{row!r}; a shape is an object, as {example}")
-    known = (*axes, "weight", "layer")
+    known = (*axes, "weight", "layer", *more)
     for name in row:
         if name not in known:
             raise ValueError(f"{name!r}: {nearest(str(name), known)}")
@@ -178,7 +213,7 @@ def _row(row: Any, axes: Sequence[str]) -> tuple[tuple[int, ...], float, str]:
         weight = math.nan
     if not 0 < weight < math.inf:
         raise ValueError(f"{dict(row)}: weight {given!r}; give a number above 0")
-    return sizes, weight, str(row.get("layer") or "")
+    return sizes, weight, str(row.get("layer") or ""), str(row.get("groups") or "")
 
 
 def _sizes(option: str, text: str, points: int) -> list[int]:

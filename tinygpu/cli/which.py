@@ -17,7 +17,8 @@ from tinygpu.cli.console import say, say_json, table, time_text
 from tinygpu.cli.given import JSON, OWN, machines_with
 from tinygpu.cli.sizes import SIZES, SizedCommand, sizes_of, spelled
 from tinygpu.devices.device import load_device
-from tinygpu.errors import LaunchError, nearest
+from tinygpu.errors import LaunchError, OperationError, nearest
+from tinygpu.search.tuning.shape import Shape
 
 if TYPE_CHECKING:
     from tinygpu.codegen.runtime.bundle import Bundle
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BUNDLE", "add_to", "choices_tree", "read_bundle"]
 
+_LONG = 30
 BUNDLE = Annotated[Path, typer.Argument(help="A folder or .zip that dispatch wrote.")]
 
 
@@ -47,6 +49,10 @@ def which(
     layer: Annotated[str, typer.Option(help="A layer's name, instead of -n and -k.")] = "",
     rule: Annotated[str, typer.Option(help="Another rule than the bundle's.")] = "",
     machine: OWN = "",
+    groups: Annotated[
+        list[str] | None,
+        typer.Option(help="Predict for these rows of groups, not the bundle's; repeatable."),
+    ] = None,
     ptx: Annotated[bool, typer.Option("--ptx", help="Print its PTX.")] = False,
     sass: Annotated[bool, typer.Option("--sass", help="Print its machine code.")] = False,
     as_json: JSON = False,
@@ -56,7 +62,8 @@ def which(
     Status 1: the shape lies beyond those that the bundle was made for.
     """
     opened = read_bundle(bundle, rule)
-    tree = choices_tree(opened, _sizes_in(opened, sizes or (), layer), machines_with(machine))
+    asked = _sizes_in(opened, sizes or (), layer)
+    tree = choices_tree(opened, asked, machines_with(machine), groups or ())
     kernel = opened.tree["kernels"][tree["number"]]
     if ptx or sass:
         text = opened.code[kernel["ptx"]].decode()
@@ -114,12 +121,17 @@ def _beyond(bundle: Bundle, sizes: Mapping[str, int]) -> str:
 
 
 def choices_tree(
-    bundle: Bundle, sizes: Mapping[str, int], machines: Mapping[str, Machine]
+    bundle: Bundle,
+    sizes: Mapping[str, int],
+    machines: Mapping[str, Machine],
+    routings: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Return what serves the sizes and why: every kernel with its times near by and its bottleneck.
 
     Predicted times are of these sizes, for kernels of the ``machines``; measured ones of the
-    nearest shapes below and above.
+    nearest shapes below and above.  Of an operation with groups, a predicted time is the mean over
+    ``routings``, or those of the nearest shape, and the bottleneck that of the slowest of them.
+    Raises OperationError for routings that do not fit.
     """
     from tinygpu.codegen.runtime.contract import Contract
     from tinygpu.search.time.cost import cost
@@ -128,6 +140,8 @@ def choices_tree(
     told = bundle.which(**sizes)
     rows = []
     near = _near(bundle, sizes)
+    shares = dict.fromkeys(routings, 1.0) or bundle.near(**sizes).get("routings", {})
+    shape = Shape(tuple(sizes.items()), bundle.along, routings=tuple(shares.items()))
     chip = load_device(bundle.tree["device"])
     for number, kernel in enumerate(bundle.tree["kernels"]):
         text = bundle.code[kernel["schedule"]].decode()
@@ -135,13 +149,20 @@ def choices_tree(
         row["decisions"] = json.loads(text)["decisions"]
         if kernel["machine"] in machines:
             machine, problem, schedule = from_json(text, machines)
+            if routings and problem.operation.groups is None:
+                raise OperationError(f"--groups: {problem.operation.name} has no groups")
             refused = _refused(Contract.of(kernel["contract"]), problem.operation, sizes)
             if refused:
                 row["illegal"] = refused
             else:
                 program = schedule.term(machine, problem.operation)
-                found = cost(program, sizes, chip)
-                row |= {"predicted_seconds": float(found.seconds), "bottleneck": found.bottleneck}
+                each = [
+                    (cost(program, one.sizes, chip), share)
+                    for one, share in shape.problems(problem.operation)
+                ]
+                slowest, _ = max(each, key=lambda pair: float(pair[0].seconds))
+                mean = sum(share * float(found.seconds) for found, share in each)
+                row |= {"predicted_seconds": mean, "bottleneck": slowest.bottleneck}
         row["measured"] = {
             shape[bundle.along]: seconds
             for shape in near
@@ -152,6 +173,7 @@ def choices_tree(
         **told,
         "along": bundle.along,
         "sizes": dict(sizes),
+        **({"routings": shares} if shares else {}),
         "beyond": _beyond(bundle, sizes),
         "shapes_near": [s[bundle.along] for s in near],
         "kernels": rows,
@@ -214,4 +236,7 @@ def _say_which(tree: Mapping[str, Any]) -> None:
     if unknown:
         names = " and ".join(sorted(unknown))
         say(f"no time of {names} is predicted: give --machine FILE.py:Class")
+    if routings := tree.get("routings"):
+        said = ", ".join(text if len(text) <= _LONG else f"{text[:_LONG]}.." for text in routings)
+        say(f"predicted for groups of rows: {said}" + "; the mean" * (len(routings) > 1))
     say("its schedule: " + " ".join(f"{name}={value}" for name, value in mine.items()))

@@ -274,10 +274,10 @@ class Machine(ABC):
             len(types) == 1 and operation.output.dtype in self.outputs.get(types[0], ())
         ):
             pairs = (f"{a} to {' or '.join(c)}" for a, c in self.outputs.items())
+            other = "" if operation.groups else ", or the machine simt"  # it has no groups
             raise OperationError(
                 f"machine {self.name}: {' and '.join(types)} to {operation.output.dtype}; "
-                f"it multiplies {', '.join(pairs)}: choose dtype {', '.join(self.outputs)}, or the "
-                "machine simt"
+                f"it multiplies {', '.join(pairs)}: choose dtype {', '.join(self.outputs)}{other}"
             )
         fused = operation.reductions and operation.epilogue != ACC
         if not self.fuses and (fused or "l" in operation.axes):
