@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import runpy
+import sys
 from pathlib import Path
 
 import pytest
@@ -40,7 +41,7 @@ def test_an_example_is_short(name: str) -> None:
 
 
 def test_every_example_is_here() -> None:
-    others = {"__init__", "llama_block"}  # a client of a bundle: tests/test_gpu_bundle.py
+    others = {"__init__", "llama_block", "moe"}  # clients of bundles and of PyTorch
     found = {path.stem for path in EXAMPLES.glob("*.py")}
     assert found == {*others, *MOST_LINES}, "an example has a line of MOST_LINES"
 
@@ -109,3 +110,15 @@ def test_warps_behind_tma_are_right_with_their_fence_and_race_without() -> None:
     assert {f.kind for f in check(bare, small)} == {"unfenced"}
     found = interpret(bare, small, arch="sm_90a").findings
     assert {f.kind for f in found if f.severity == "error"} == {"proxy"}
+
+
+def test_a_mixture_of_experts_says_what_it_would_run(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = "moe.py --experts 4 --tokens 512 --hidden 1024 --ffn 512"
+    monkeypatch.setattr("sys.argv", words.split())
+    monkeypatch.setitem(sys.modules, "torch", None)
+    runpy.run_path(str(EXAMPLES / "moe.py"), run_name="__main__")
+    told = capsys.readouterr().out
+    assert told.count("g by ends of m") == told.count("TFLOP/s") == 2
+    assert told.endswith("nothing is run\n")
