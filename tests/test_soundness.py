@@ -29,6 +29,7 @@ from tests.mutants import rewritten as with_buffer
 from tests.sample import SOAK
 from tests.small_programs import LEAVE, ZERO, at, get, put, small
 from tinygpu.cli import app
+from tinygpu.codegen.emit import emit
 from tinygpu.devices.device import Device, load_device
 from tinygpu.errors import IllegalScheduleError, MachineError, ProgramError, TinyGpuError
 from tinygpu.isa.instructions import INSTRUCTIONS
@@ -536,17 +537,23 @@ def test_registers_written_in_parts_are_not_whole() -> None:
 # 10: early starts
 
 
-def test_an_early_start_needs_code_that_waits() -> None:
-    sizes = {"m": 256, "n": 256, "k": 64}
+def test_an_early_start_has_code_that_waits() -> None:
+    """Of every machine, before anything is read; on chips that let it."""
+    sizes, a100 = {"m": 256, "n": 256, "k": 64}, load_device("a100")
     terms = [Simt().program(matmul(), Chosen(v)) for v in LADDER.values()]
-    terms += [MACHINES["ampere"].program(matmul("bf16"), Chosen(AMPERE["ring"]))]
+    terms += [MACHINES["ampere"].program(matmul("bf16"), Chosen(AMPERE["ring"])), term("early")]
     for program in terms:
-        for starts in (0, 1):
-            case = Case.of(replace(program, early=bool(starts)), sizes, H200)
-            assert all(c.holds for c in LAWS["early"].clauses(case)) == (not starts)
-    waits = Case.of(term("early"), sizes, H200)
-    assert waits.program.early
-    assert all(c.holds for c in LAWS["early"].clauses(waits))
+        early = replace(program, early=True)
+        for chip, holds in ((H200, True), (a100, False)):
+            clauses = LAWS["early"].clauses(Case.of(early, sizes, chip))
+            assert all(c.holds for c in clauses) == holds
+        lines = emit(early, "sm_90a", sizes, unchecked=True).splitlines()
+        (waits,) = (i for i, line in enumerate(lines) if "griddepcontrol.wait" in line)
+        reads = [i for i, line in enumerate(lines)
+                 if "ld.global" in line or "cp.async" in line or "st.global" in line]  # fmt: skip
+        assert waits < min(reads)
+        assert "griddepcontrol" not in emit(replace(program, early=False), "sm_90a", sizes,
+                                            unchecked=True)  # fmt: skip
 
 
 # 12: sizes, memory, lists of instructions
@@ -717,7 +724,7 @@ def test_what_machines_build_is_proved(name: str) -> None:
         sizes = {axis: 128 if axis in "de" else 4096 for axis in operation.axes}
         sizes |= {axis: 2 for axis in "lhg" if axis in sizes and operation.name == "attention"}
         for schedule in drawn(machine, Problem.of(operation, **sizes), device):
-            assert verdict(schedule.program(machine, operation)).legal, schedule
+            assert verdict(schedule.term(machine, operation)).legal, schedule
             tried += 1
     assert tried
 

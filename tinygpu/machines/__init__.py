@@ -22,8 +22,8 @@ MACHINES: Mapping[str, Machine] = {
     for m in (
         Simt(),
         Ampere(),
-        Hopper(),
         HopperSplit(),
+        Hopper(),
         Blackwell(),
         Elementwise(),
         Rows(),

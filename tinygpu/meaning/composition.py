@@ -8,7 +8,7 @@
 >>> from tinygpu.term.schedule import Schedule
 >>> split = MACHINES["hopper_split"]
 >>> point = {**STARTS["ring"], "split_k": 2, "add_vector": 1}
->>> plan = Schedule.of(split, point).program(split, matmul("bf16", layout="nt"))
+>>> plan = Schedule.of(split, point).term(split, matmul("bf16", layout="nt"))
 >>> inputs = {"a": np.arange(12.0).reshape(2, 6), "b": np.ones((3, 6))}
 >>> found = composed(plan, {"m": 2, "n": 3, "k": 6}, inputs, by_reference({}, FLOATS))
 >>> found["parts"][:, :, 0]

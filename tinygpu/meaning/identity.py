@@ -127,7 +127,8 @@ class Meaning:
     @property
     def cover(self) -> Cover | None:
         """Whether the mask is covered at every size, if the term compares coordinates."""
-        return next(filter(None, map(_cover, kernels_of(self.program))), None)
+        found = (_cover(program) for program in kernels_of(self.program))
+        return next((cover for cover in found if cover is not None), None)
 
     @property
     def by(self) -> str:
