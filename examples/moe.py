@@ -3,15 +3,16 @@
     python examples/moe.py [--experts 8] [--top 2] [--tokens 4096] [--hidden 4096] [--ffn 7168]
 
 Rows are sorted by expert; how many each has, only the device knows.  Without a GPU it says what it
-would run, and what the model predicts for even groups.  On one it compares the layer with the same
-layer by ``torch._grouped_mm``: a sample of the rows in float64, and the times.
+would run, and what the model predicts for even groups.  On one it searches by measuring, and then
+compares the layer with the same one by ``torch._grouped_mm``: some tokens in float64, and times.
 """
 
 import argparse
+import math
 from importlib import import_module
 from typing import Any
 
-from tinygpu import MACHINES, Problem, Space, load_device, rank
+from tinygpu import MACHINES, Problem, Space, load_device, rank, tune
 from tinygpu.codegen.run.launch import Kernel
 from tinygpu.term.operation import grouped_matmul
 from tinygpu.term.program import Program
@@ -21,13 +22,21 @@ TILES: dict[str, Any] = {
 }  # fmt: skip
 
 
-def product(given: argparse.Namespace, n: int, k: int) -> tuple[Program, Problem, float]:
-    """Return the model's best term of a product of all experts, and what it is to take."""
-    rows = given.tokens * given.top
-    problem = Problem.of(grouped_matmul("bf16"), g=given.experts, m=rows, n=n, k=k)
+def product(given: argparse.Namespace, n: int, k: int, *, gpu: bool) -> tuple[Program, str]:
+    """Return a term for a product of all experts, the fastest found here or the model's best."""
+    problem = Problem.of(grouped_matmul("bf16"), g=given.experts, m=given.tokens * given.top,
+                         n=n, k=k)  # fmt: skip
     machine = MACHINES["hopper"]
-    best = rank(Space(machine, problem, load_device(given.device), fixed=TILES), 1).best[0]
-    return best.schedule.program(machine, problem.operation), problem, best.seconds
+    if gpu:
+        (one, measured), *_ = tune(problem, machines=[machine]).finalists
+        schedule, seconds, how = one.schedule, measured.seconds or math.inf, "measured"
+    else:
+        device = load_device(given.device)
+        best = rank(Space(machine, problem, device, fixed=TILES), 1).best[0]
+        schedule, seconds, how = best.schedule, best.seconds, "predicted"
+    rate = problem.operation.flops(problem.sizes) / seconds * 1e-12
+    told = f"{problem.operation}; {seconds * 1e3:.3f} ms {how}, {rate:.0f} TFLOP/s"
+    return schedule.program(machine, problem.operation), told
 
 
 def layer(torch: Any, products: Any, x: Any, weights_of: Any, top: int) -> Any:
@@ -84,18 +93,18 @@ if __name__ == "__main__":
         parser.add_argument(f"--{name}", type=int, default=size)
     parser.add_argument("--device", default="h100")
     given = parser.parse_args()
-    found = [
-        product(given, n, k) for n, k in ((2 * given.ffn, given.hidden), (given.hidden, given.ffn))
-    ]
-    for name, (_, problem, seconds) in zip(("up", "down"), found, strict=True):
-        rate = problem.operation.flops(problem.sizes) / seconds * 1e-12
-        print(f"{name}: {problem.operation}; {seconds * 1e3:.3f} ms predicted, {rate:.0f} TFLOP/s")
     try:
         torch: Any = import_module("torch")
     except ImportError:
         torch = None
-    if torch is None or not torch.cuda.is_available():
-        print("no GPU here: nothing is run")
+    gpu = torch is not None and torch.cuda.is_available()
+    every = ("up", 2 * given.ffn, given.hidden), ("down", given.hidden, given.ffn)
+    programs = []
+    for name, n, k in every:
+        program, told = product(given, n, k, gpu=gpu)
+        print(f"{name}: {told}")
+        programs.append(program)
+    if gpu:
+        compare(torch, given, *map(Kernel, programs))
     else:
-        up, down = (Kernel(program) for program, _, _ in found)
-        compare(torch, given, up, down)
+        print("no GPU here: nothing is run")
