@@ -46,6 +46,20 @@ def test_it_is_torchs_grouped_mm() -> None:
     assert (found.float() - wanted.float()).abs().max() <= 2**-6 * wanted.float().abs().max()
 
 
+def test_a_layer_of_experts_runs(tmp_path: Path) -> None:
+    """The example at a small size: right, and timed beside PyTorch."""
+    pytest.importorskip("torch")
+    script = Path(__file__).parent.parent / "examples" / "moe.py"
+    sizes = ("--tokens", "500", "--hidden", "512", "--ffn", "768", "--experts", "16", "--top", "4")
+    run = subprocess.run(
+        [sys.executable, str(script), *sizes, "--schedules", str(tmp_path / "kept")],
+        capture_output=True, text=True, timeout=500, check=False,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr + run.stdout
+    assert "tinyGPU: " in run.stdout
+    assert "a loop over cuBLAS: " in run.stdout
+
+
 TORCH = """
 import sys
 import torch
