@@ -5,6 +5,7 @@ from __future__ import annotations
 import runpy
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,13 +19,15 @@ from tinygpu.codegen.run.interpretation import interpret
 from tinygpu.devices.device import load_device
 from tinygpu.legality.concurrency.judge import verdict
 from tinygpu.legality.laws import require_legal
+from tinygpu.machines import MACHINES
+from tinygpu.machines.hopper import STARTS
 from tinygpu.meaning.interpret import check
 from tinygpu.search.time.cost import cost
+from tinygpu.space.space import Space
 from tinygpu.term.machine import Machine
-from tinygpu.term.operation import Operation, Problem, elementwise, matmul
-from tinygpu.term.plan import one_kernel
+from tinygpu.term.operation import Operation, Problem, elementwise, grouped_matmul, matmul
 from tinygpu.term.program import Fence
-from tinygpu.term.schedule import Schedule
+from tinygpu.term.schedule import Schedule, to_json
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 MOST_LINES = {
@@ -41,7 +44,7 @@ def test_an_example_is_short(name: str) -> None:
 
 
 def test_every_example_is_here() -> None:
-    others = {"__init__", "llama_block", "moe"}  # clients of bundles and of PyTorch
+    others = {"__init__", "llama_block", "moe"}  # a client of a bundle: tests/test_gpu_bundle.py
     found = {path.stem for path in EXAMPLES.glob("*.py")}
     assert found == {*others, *MOST_LINES}, "an example has a line of MOST_LINES"
 
@@ -53,6 +56,47 @@ def test_runs_as_a_script(name: str, capsys: pytest.CaptureFixture[str]) -> None
     printed = capsys.readouterr().out
     assert printed.index("program ") < printed.index(".version")
     assert printed.rstrip().endswith("}")
+
+
+def test_a_mixture_says_what_it_would_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without a GPU: both products, and when each would be done; kept schedules are taken."""
+    monkeypatch.setattr("tinygpu.search.tuning.climb.why_no_gpu", lambda machine: "GPU: none")
+    sizes = ("--tokens", "100", "--hidden", "64", "--ffn", "72", "--experts", "4")
+    words = ["moe.py", *sizes, "--schedules", str(tmp_path / "kept")]
+    monkeypatch.setattr(sys, "argv", words)
+    schedule = Schedule.of(MACHINES["hopper"], STARTS["persistent"])
+    for name, n, k in (("gate_up", 144, 64), ("down", 64, 72)):
+        problem = Problem.of(grouped_matmul("bf16"), g=4, m=200, n=n, k=k)
+        (tmp_path / "kept").mkdir(exist_ok=True)
+        (tmp_path / "kept" / f"{name}.json").write_text(to_json(schedule, problem))
+    runpy.run_path(str(EXAMPLES / "moe.py"), run_name="__main__")
+    first, second, last = capsys.readouterr().out.splitlines()
+    assert first.startswith("gate_up: g 4, m 200, n 144, k 64: predicted ")
+    assert second.startswith("down: g 4, m 200, n 64, k 72: predicted ")
+    assert all("tile_m=128" in line for line in (first, second))
+    assert last == "nothing was run: GPU: none"
+
+
+def test_a_mixture_searches_for_what_is_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file of other sizes is not taken; what is found is kept."""
+    found = runpy.run_path(str(EXAMPLES / "moe.py"))
+    given = SimpleNamespace(schedules=tmp_path / "kept", device="h100")
+    problem, other = (Problem.of(grouped_matmul("bf16"), g=2, m=64, n=n, k=64) for n in (64, 128))
+    schedule = Schedule.of(MACHINES["hopper"], STARTS["persistent"])
+    ranks: list[Problem] = []
+
+    def rank(space: Space, *_: object, **__: object) -> SimpleNamespace:
+        ranks.append(space.problem)
+        return SimpleNamespace(best=[SimpleNamespace(schedule=schedule)])
+
+    monkeypatch.setitem(found["schedule_of"].__globals__, "rank", rank)
+    for one in (problem, problem, other, other):
+        assert found["schedule_of"]("down", one, given) == schedule
+    assert ranks == [problem, other]
 
 
 def test_the_first_machine_is_right() -> None:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from tests.test_groups import HOPPER, POINTS, term
@@ -39,3 +44,63 @@ def test_it_is_torchs_grouped_mm() -> None:
     wanted = torch._grouped_mm(a, b.transpose(1, 2), offs=ends)
     found = kernel(a, b, ends)
     assert (found.float() - wanted.float()).abs().max() <= 2**-6 * wanted.float().abs().max()
+
+
+def test_a_layer_of_experts_runs(tmp_path: Path) -> None:
+    """The example at a small size: right, and timed beside PyTorch."""
+    pytest.importorskip("torch")
+    script = Path(__file__).parent.parent / "examples" / "moe.py"
+    sizes = ("--tokens", "500", "--hidden", "512", "--ffn", "768", "--experts", "16", "--top", "4")
+    run = subprocess.run(
+        [sys.executable, str(script), *sizes, "--schedules", str(tmp_path / "kept")],
+        capture_output=True, text=True, timeout=500, check=False,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr + run.stdout
+    assert "tinyGPU: " in run.stdout
+    assert "a loop over cuBLAS: " in run.stdout
+
+
+TORCH = """
+import sys
+import torch
+sys.path.insert(0, sys.argv[1])
+from loader import load_bundle
+
+bundle = load_bundle(sys.argv[1])
+op = bundle.torch_op("tinygpu_test::grouped")
+torch.manual_seed(0)
+b = torch.randn(8, 512, 256, device="cuda").bfloat16()
+served = set()
+for m in (60, 1000, 4096):
+    a = torch.randn(m, 256, device="cuda").bfloat16()
+    for cuts in ([m // 8 * i for i in range(1, 8)], [0, 0, m, m, m, m, m], [1, 2, 3, 4, 5, 6, 7]):
+        ends = torch.tensor([*cuts, m], dtype=torch.int32, device="cuda")
+        rows = zip([0, *cuts], [*cuts, m])
+        wanted = torch.cat([a[i:j].double() @ b[g].double().T for g, (i, j) in enumerate(rows)])
+        for found in (bundle(a, b, ends), op(a, b, ends)):
+            assert (found.double() - wanted).abs().max() < 0.01 * wanted.abs().max(), m
+    served.add(bundle.which(g=8, m=m, n=512, k=256)["kernel"])
+told = torch.library.opcheck(op.default, (a, b, ends))
+assert set(told.values()) == {"SUCCESS"}, told
+compiled = torch.compile(lambda a: op(a, b, ends) * 1)
+assert torch.equal(compiled(a), bundle(a, b, ends))
+print("right", sorted(served))
+"""
+
+
+def test_a_bundle_of_groups_is_right(tmp_path: Path) -> None:
+    """Measured, and called from PyTorch: as a function, as an operator, compiled; any ends."""
+    pytest.importorskip("torch")
+    words = ["dispatch", "grouped", "-g", "8", "-n", "512", "-k", "256", "-m", "64:4096"]
+    words += ["--points", "4", "--kernels", "3", "--candidates", "6", "--groups", "even"]
+    words += ["--groups", "zipf", "--out", str(tmp_path / "b")]
+    made = [sys.executable, "-m", "tinygpu", *words]
+    run = subprocess.run(made, capture_output=True, text=True, timeout=500, check=False)
+    assert run.returncode == 0, run.stderr
+    tree = json.loads((tmp_path / "b" / "bundle.json").read_text())
+    assert tree["measured_on"]
+    assert all(row["routings"] == {"even": 1.0, "zipf": 1.0} for row in tree["shapes"])
+    call = [sys.executable, "-c", TORCH, str(tmp_path / "b")]
+    run = subprocess.run(call, capture_output=True, text=True, timeout=300, check=False)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.startswith("right")

@@ -22,8 +22,9 @@ from tinygpu.codegen.runtime.views import View
 from tinygpu.errors import LaunchError
 from tinygpu.machines import MACHINES
 from tinygpu.machines.attention import STARTS
+from tinygpu.machines.hopper import STARTS as HOPPER
 from tinygpu.machines.simt import LADDER
-from tinygpu.term.operation import attention, matmul
+from tinygpu.term.operation import attention, grouped_matmul, matmul
 from tinygpu.term.schedule import Schedule
 
 
@@ -184,6 +185,18 @@ def test_a_head_dimension_that_is_strided_is_refused(torch: Any) -> None:
     turned = drawn(64, 2, "bhsd", 0).transpose(2, 3)
     with pytest.raises(LaunchError, match=r"stride 64 in dimension .*; copy it with"):
         torch.registered["call"](turned, turned, turned)
+
+
+def test_groups_ends_are_an_input(torch: Any) -> None:
+    """They give the number of groups alone; the output has the rows of a."""
+    machine = MACHINES["hopper"]
+    program = Schedule.of(machine, HOPPER["persistent"]).program(machine, grouped_matmul(bias=True))
+    torch_operator("mine::linear", lambda *a, **b: None, contract_of(program, None))
+    schema = "(Tensor a, Tensor b, Tensor bias, Tensor ends) -> Tensor"
+    assert torch.registered["schema"] == schema
+    shapes = ((30, 16), (4, 24, 16), (4, 24), (4,))
+    inputs = (Tensor(np.zeros(shape)) for shape in shapes)
+    assert torch.registered["fake"](*inputs).shape == (30, 24)
 
 
 def test_other_operations_keep_their_form(torch: Any) -> None:
