@@ -1,0 +1,522 @@
+"""The rules: one node executed once, from its invariant, with everything asked on the way.
+
+    D  deadlock   every agent ends the node with what stands in it
+    B  balance    a contribution to phase x of a barrier comes while x is open, and no more come
+                  than the barrier counts
+    E  early      who contributes to x knows that x - D is over (D stages)
+    A  parity     a wait for x begins when its agent knows that x - D is over, and its passing is
+                  known to the contributions to x + D when that is over
+    R  race       who touches cells knows of all that touched them before, unless both read
+    V  value      a read of index x finds x in its slot, and all cells that it takes are written
+    P  proxy      who comes through the asynchronous proxy knows the fence of who came through the
+                  generic one; a product follows a wgmma.fence after what else touched its registers
+    G  groups     a wait leaves 0 groups or more pending
+    X  exit       at its end an agent has waited for what it started; somebody waited for each
+                  load; what was sent to another CTA is known there
+
+Which agent goes first is arbitrary: of two events that nothing orders, the one that is visited
+second does not know the first, and R refuses.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tinygpu.checker.invariant import Held, Invariant
+from tinygpu.checker.outcome import refuse, uncertified
+from tinygpu.checker.protocol import NONE, PARTS, Action, Actor, Part, Phased, Protocol, Reference
+from tinygpu.term.program import Arrive, Commit, Do, Exit, Fence, Sync, Wait, WaitGroup
+
+__all__ = ["MANY", "Execution", "Node"]
+
+MANY = 1 << 30
+_DONE = {"cp.async": "cp.async", "wgmma": "wgmma", "bulk": "bulk"}
+
+
+class Node(NamedTuple):
+    """A part; the steps done and left, each exactly or from a number on; the tile's residue."""
+
+    part: Part
+    done: tuple[int, int]
+    left: tuple[int, int]
+    tile: int
+
+    def __str__(self) -> str:
+        def text(ends: tuple[int, int]) -> str:
+            return f"{ends[0]}" if ends[0] == ends[1] else f"{ends[0]} or more"
+
+        return f"{self.part}, {text(self.done)} steps done, {text(self.left)} left"
+
+
+class Execution:
+    """Execute a node from an invariant, which is changed."""
+
+    def __init__(self, protocol: Protocol, node: Node, state: Invariant) -> None:
+        self.protocol, self.node, self.state = protocol, node, state
+        n = len(protocol.actors)
+        self.todo = [
+            [a for a in actions if self.runs(a)] for actions in protocol.todo[node.part]
+        ]
+        self.at = [0] * n
+        self.begun = [-1] * n
+        self.done: set[int] = set()
+        self.columns: set[int] = set()
+        self.meeting: dict[Any, list[int]] = {}
+        self.left = [False] * n
+
+    def run(self) -> Invariant:
+        """Let each agent go on as far as it can, until all have done the node."""
+        going = True
+        while going:
+            going = False
+            for number, todo in enumerate(self.todo):
+                while self.at[number] < len(todo) and self.step(todo[self.at[number]]):
+                    self.at[number] += 1
+                    going = True
+        for number, todo in enumerate(self.todo):
+            if self.at[number] < len(todo):
+                self.refuse("deadlock", todo[self.at[number]], "waits for ever, or for a later step")
+        self.absent()
+        self.pruned()
+        if self.node.part == "end":
+            self.end()
+        return self.state
+
+    def refuse(self, rule: str, action: Action, *why: object) -> None:
+        """End the check."""
+        refuse(f"{rule}: {action} at {self.node}:", *why)
+
+    # Which actions a node has.
+
+    def runs(self, action: Action) -> bool:
+        """Decide the guards of an action at all counters of the node."""
+        if not self.protocol.takes(action.actor, self.node.tile) and action.part not in (
+            "start", "end",
+        ):  # fmt: skip
+            return False
+        for guard in action.guards:
+            low, high = self.ends(guard)
+            if high < 0:
+                continue
+            if low < 0:
+                uncertified(f"{action}: its guard is not decided at {self.node}")
+            return False
+        return True
+
+    def ends(self, form: tuple[int, int, int]) -> tuple[int, int]:
+        """Return the least and the greatest value of a form at the node."""
+        constant, done, left = form
+        low = high = constant
+        for factor, (first, last) in ((done, self.node.done), (left, self.node.left)):
+            if factor:
+                both = sorted((factor * first, factor * last))
+                low, high = low + both[0], high + both[1]
+        return low, high
+
+    def happened(self, action: Action) -> bool:
+        """Say whether an action is done at this turn of its part."""
+        if action.part == self.node.part:
+            return action.number in self.done
+        return action.part == "start" or (
+            action.part == "head" and self.node.part in ("loop", "tail")
+        )
+
+    def absent(self) -> None:
+        """Raise lags over turns that are none: who knows all before them knows all.
+
+        Of an agent that does not take this tile all its steps so far are none.
+        """
+        part, state = self.node.part, self.state
+        for action in self.protocol.actions:
+            if action.number in self.done and not action.landed:
+                continue
+            least = 0
+            if action.part == part:
+                least = -1
+            mine = self.protocol.takes(action.actor, self.node.tile)
+            if not mine and action.part == "loop" and part in ("loop", "tail"):
+                least = -1 - self.node.done[0]
+            if least == 0:
+                continue
+            top = 0 if part == action.part else -1
+            for column in (action.column, action.fenced, *sum(action.landed, [])):
+                if column >= 0 and column not in self.columns:
+                    for clocks in (
+                        state.known, state.own, *state.messages.values(), *state.groups.values(),
+                    ):  # fmt: skip
+                        lags = clocks[..., column]
+                        lags[(lags >= least) & (lags < top)] = top
+
+    def pruned(self) -> None:
+        """Forget messages that nobody can wait for, of phases before the last that is over."""
+        state = self.state
+        keep = {
+            (b.number, x)
+            for b, stages in zip(self.protocol.barriers, state.open, strict=True)
+            for at in stages
+            for x in (at, at - b.stages)
+        }
+        state.messages = {at: clock for at, clock in state.messages.items() if at in keep}
+
+    # Knowledge.
+
+    def tell(self, number: int) -> Any:
+        """Return what the threads of an agent know and did."""
+        return np.maximum(self.state.known[number], self.state.own[number])
+
+    def learn(self, action: Action, column: int, lag: int = 0) -> None:
+        """Note what each thread of an agent did."""
+        collective = action.entry is not None and action.entry.issuer != "thread"
+        alone = action.actor.count == 1 and not (collective and action.entry.issuer == "warp")
+        clocks = self.state.known if alone else self.state.own
+        clocks[action.actor.number, column] = max(clocks[action.actor.number, column], lag)
+
+    # Actions.
+
+    def step(self, action: Action) -> bool:
+        """Do one action; say whether its agent can go on."""
+        number = action.actor.number
+        match action.statement:
+            case Do():
+                if not self.do(action):
+                    return False
+            case Wait(barrier):
+                if not (self.meet if barrier.named else self.wait)(action):
+                    return False
+            case Arrive(barrier):
+                self.arrive(action)
+            case Sync():
+                if not self.sync(action):
+                    return False
+            case Commit(group):
+                groups = self.state.groups[number, group]
+                groups[1] = np.maximum(groups[0], groups[1])
+                groups[:-1] = groups[1:].copy()
+                groups[-1] = NONE
+            case WaitGroup(pending, group):
+                self.wait_group(action, int(pending), group)
+            case Fence(kind):
+                self.fence(action, kind)
+            case Exit():
+                self.exit(action)
+            case _:
+                uncertified(f"{action}")
+        self.done.add(action.number)
+        return True
+
+    def wait(self, action: Action) -> bool:
+        """Wait for a phase of an mbarrier (A)."""
+        (barrier, x), state, number = action.told[0], self.state, action.actor.number
+        stage = x % barrier.stages
+        if self.begun[number] != self.at[number]:
+            self.begun[number] = self.at[number]
+            if state.known[number, barrier.over[stage]] < x - barrier.stages:
+                self.refuse("parity", action, "may pass on the parity of an older phase")
+        opened = state.open[barrier.number][stage]
+        if opened <= x:
+            return False
+        if opened != x + barrier.stages:
+            self.refuse("parity", action, f"comes when phase {opened} is open, and may hang")
+        if (barrier.number, x) not in state.messages:
+            self.refuse("parity", action, "no invariant says what it learns")
+        np.maximum(
+            state.known[number], state.messages[barrier.number, x], out=state.known[number]
+        )
+        self.learn(action, action.column)
+        return True
+
+    def arrive(self, action: Action) -> None:
+        """Arrive at barriers, with the bytes that they then expect."""
+        s, many = action.statement, action.actor.count
+        assert isinstance(s, Arrive)
+        if s.barrier.named:
+            self.contribute(action, *action.told[0], self.tell(action.actor.number), many, 0, 0)
+            return
+        if action.column >= 0:
+            self.learn(action, action.column)
+        message = self.tell(action.actor.number)
+        for barrier, x in action.told:
+            self.contribute(action, barrier, x, message, many, int(s.bytes) * many, 0)
+
+    def meet(self, action: Action) -> bool:
+        """Arrive at a named barrier and wait for its phase."""
+        (barrier, x), number = action.told[0], action.actor.number
+        if self.begun[number] != self.at[number]:
+            self.begun[number] = self.at[number]
+            message = self.tell(number)
+            self.contribute(action, barrier, x, message, action.actor.count, 0, 0)
+        opened = self.state.open[barrier.number][x % barrier.stages]
+        if opened <= x:
+            return False
+        known = self.state.known[number]
+        np.maximum(known, self.state.messages[barrier.number, x], out=known)
+        self.learn(action, action.column)
+        return True
+
+    def contribute(
+        self, action: Action, barrier: Phased, x: int, message: Any, arrived: int, expected: int,
+        landed: int,
+    ) -> None:  # fmt: skip
+        """Contribute to a phase (B, E), which may end it (A)."""
+        state, stage, agent = self.state, x % barrier.stages, action.actor
+        at, need = (barrier.number, x), int(barrier.barrier.arrivals)
+        if state.open[barrier.number][stage] != x:
+            opened = state.open[barrier.number][stage]
+            self.refuse("balance", action, f"counts for {barrier.name}@{x}, and {opened} is open")
+        if state.known[agent.number, barrier.over[stage]] < x - barrier.stages:
+            self.refuse("early", action, f"may count for {barrier.name}@{x - barrier.stages}")
+        old = state.counts.get(at, (0, 0, 0, frozenset()))
+        if at not in state.counts:
+            state.messages[at] = np.full(len(message), NONE, np.int16)
+        who = old[3]
+        if barrier.barrier.named:
+            if agent.number in who:
+                self.refuse("balance", action, f"arrives at {barrier.name}@{x} again")
+            who = who | {agent.number}
+        counts = (old[0] + arrived, old[1] + expected, old[2] + landed, who)
+        state.messages[at] = np.maximum(state.messages[at], message)
+        state.counts[at] = counts
+        if counts[0] > need:
+            self.refuse("balance", action, f"is arrival {counts[0]} at {barrier.name}@{x} of {need}")
+        if counts[0] == need and counts[1] == counts[2]:
+            self.complete(action, barrier, x)
+
+    def complete(self, action: Action, barrier: Phased, x: int) -> None:
+        """End a phase: all waits for the one before it are passed by then (A)."""
+        state, d, at = self.state, barrier.stages, (barrier.number, x)
+        message = state.messages[at]
+        if barrier.barrier.named:
+            who = state.counts[at][3]
+            for team in self.protocol.teams.values():
+                if 0 < len(who.intersection(team)) < len(team):
+                    self.refuse("deadlock", action, "ends a phase with some threads of a copy")
+        else:
+            for wait, offset in barrier.waits:
+                turn = self.passed(barrier, wait, offset, x - d)
+                if turn is not None and message[wait.column] < turn:
+                    self.refuse("parity", action, f"ends {barrier.name}@{x} while {wait} for "
+                                "the phase before may not be passed")  # fmt: skip
+        message[barrier.over[x % d]] = x
+        state.open[barrier.number][x % d] = x + d
+        del state.counts[at]
+
+    def passed(self, barrier: Phased, wait: Action, offset: int, x: int) -> int | None:
+        """Return at which turn an agent waits for index x; the last one if that is not known."""
+        last = 0 if self.happened(wait) else -1
+        counter = {"loop": "step", "head": "tile", "tail": "tile"}.get(wait.part, "")
+        step, tile, turn = (n or 0 for n in barrier.pace)
+        if any(n for name, n in (("step", step), ("tile", tile)) if name != counter) or turn:
+            return last
+        by = {"step": step, "tile": tile}.get(counter, 0)
+        if by == 0:
+            return last if offset == x else None
+        lag, rest = divmod(x - offset, by)
+        return None if rest or lag > last else lag
+
+    def sync(self, action: Action) -> bool:
+        """Meet at bar.sync or barrier.cluster; then each knows what all know."""
+        s, number, a = action.statement, action.actor.number, action.actor
+        assert isinstance(s, Sync)
+        actors = self.protocol.actors
+        scope: dict[str, tuple[Any, list[int]]] = {
+            "cta": ((a.cta, int(s.barrier)), [b.number for b in actors if b.cta == a.cta]),
+            "role": ((a.team, int(s.barrier)), self.protocol.teams[a.team]),
+            "cluster": ("cluster", [b.number for b in actors]),
+        }
+        key, members = scope[s.scope]
+        return self.rendezvous(action, key, members, [])
+
+    def rendezvous(
+        self, action: Action, key: Any, members: list[int], learnt: list[int]
+    ) -> bool:
+        """Let agents go on when all have come; they know then what all know (but products)."""
+        number = action.actor.number
+        here = self.meeting.setdefault(key, [])
+        if self.begun[number] != self.at[number]:
+            self.begun[number] = self.at[number]
+            here.append(number)
+        if len(here) < len(members):
+            return False
+        together = np.maximum.reduce([self.tell(n) for n in here])
+        for n in here:
+            mine = self.todo[n][self.at[n]]
+            self.state.known[n] = np.maximum(self.state.known[n], together)
+            if n != number:
+                self.at[n] += 1
+                self.done.add(mine.number)
+        del self.meeting[key]
+        return True
+
+    def wait_group(self, action: Action, pending: int, group: str) -> None:
+        """Wait for all but the newest groups (G)."""
+        if pending < 0:
+            self.refuse("groups", action, "leaves fewer than 0 groups pending")
+        number, state = action.actor.number, self.state
+        groups = state.groups[number, group]
+        covered = len(groups) - 1 - pending
+        given = np.maximum.reduce(groups[:covered])
+        clocks = state.known if group == "wgmma" or action.actor.count == 1 else state.own
+        np.maximum(clocks[number], given, out=clocks[number])
+        groups[:covered] = NONE
+
+    def fence(self, action: Action, kind: str) -> None:
+        """Order what the threads did before what another proxy, or products, do (P)."""
+        number = action.actor.number
+        if kind == "wgmma":
+            self.state.touched[number] = False
+        elif kind == "proxy.async":
+            told = self.tell(number)
+            for other in self.protocol.actions:
+                if other.fenced >= 0 and other.actor is action.actor:
+                    self.learn(action, other.fenced, int(told[other.column]))
+        else:
+            uncertified(f"{action}")
+
+    def exit(self, action: Action) -> None:
+        """Let some threads, or all, leave: nobody may wait for them, nor they for what they did."""
+        self.finished(action.actor)
+        rest = self.todo[action.actor.number][self.at[action.actor.number] + 1 :]
+        later = [
+            a for part in PARTS[PARTS.index(self.node.part) + 1 :]
+            for a in self.protocol.todo[part][action.actor.number]
+        ]  # fmt: skip
+        s = action.statement
+        assert isinstance(s, Exit)
+        moves = zip(s.threads, s.access.thread, strict=True)
+        if not any(int(n) > 1 and any(map(int, steps)) for n, steps in moves):
+            return  # all leave, or none
+        for other in (*rest, *later):
+            plain = other.entry is not None and other.entry.done == "now"
+            if not plain or (other.entry is not None and other.entry.issuer != "thread"):
+                self.refuse("deadlock", other, f"follows {s}, which some threads take")
+
+    # Memory.
+
+    def do(self, action: Action) -> bool:
+        """Do an instruction (R, V, P)."""
+        assert action.entry is not None
+        done, number, state = action.entry.done, action.actor.number, self.state
+        if done == "wgmma" and not self.product(action):
+            return False
+        for one in action.references:
+            self.conflicts(action, one)
+            if not one.write:
+                self.value(action, one)
+        for i, one in enumerate(action.references):
+            if one.ring.number in self.protocol.sums[number] and done != "wgmma":
+                state.touched[number] = True
+            if one.write:
+                self.fill(action, one)
+            if done == "mbarrier":
+                barrier, x = action.told[i]
+                column = action.landed[i][one.offset % one.ring.stages]
+                message = self.tell(number)
+                message[column] = max(message[column], 0)
+                bits = one.cells.bit_count() * one.ring.buffer.type.bytes
+                self.columns.add(column)
+                self.contribute(action, barrier, x, message, 0, 0, bits)
+        if done == "now" and action.column >= 0:
+            self.learn(action, action.column)
+        elif done in _DONE and action.column >= 0:
+            groups = state.groups[number, _DONE[done]]
+            groups[-1, action.column] = 0
+        return True
+
+    def product(self, action: Action) -> bool:
+        """Come to a product, which a warpgroup issues together.
+
+        Who waits for it knows what the threads that issued it knew.
+        """
+        number, state = action.actor.number, self.state
+        if self.begun[number] == self.at[number]:  # all had come, the last of them did the rest
+            return True
+        if state.touched[number]:
+            self.refuse("proxy", action, "a wgmma.fence is missing before it")
+        team = self.protocol.teams[action.actor.team]
+        key = ("product", action.actor.team, action.site)
+        here = self.meeting.setdefault(key, [])
+        if number not in here:
+            here.append(number)
+        if len(here) < len(team):
+            return False
+        told = np.maximum.reduce([self.tell(n) for n in team])
+        for n in team:
+            self.begun[n] = self.at[n]
+            groups = state.groups[n, "wgmma"]
+            groups[-1] = np.maximum(groups[-1], told)
+        del self.meeting[key]
+        return True
+
+    def conflicts(self, action: Action, one: Reference) -> None:
+        """Ask that an agent knows what touched the cells before (R)."""
+        known = self.state.known[action.actor.number]
+        if one.ring.buffer.level == "registers":
+            known = self.tell(action.actor.number)
+        first, last = self.node.done
+        for other, column, lag, before, gap in one.conflicts:
+            need = lag if self.happened(other) else before
+            if gap is not None and need == lag and first == last:
+                moved = (one.ring.pace.step or 0) * first
+                need = before if (gap - moved) % one.ring.stages else lag
+            if need is not None and known[column] < need:
+                what = "proxy" if column == other.fenced else "race"
+                self.refuse(what, action, f"touches {one.ring.name}@{one.offset} and does not know "
+                            f"{other} {-need} turns ago")  # fmt: skip
+
+    def value(self, action: Action, one: Reference) -> None:
+        """Ask that a slot holds what is read (V)."""
+        if one.adds and action.fresh is not None:
+            low, high = self.ends(action.fresh)
+            if low == high == 0:
+                return
+            if low <= 0 <= high:
+                uncertified(f"{action}: where it starts anew is not decided at {self.node}")
+        held = self.state.holds[one.ring.number][one.offset % one.ring.stages]
+        if held is None or held[0] != one.offset:
+            self.refuse("value", action, f"wants {one.ring.name}@{one.offset}, and its slot holds "
+                        f"{'nothing' if held is None else held[0]}")  # fmt: skip
+        elif one.cells & ~held[1]:
+            self.refuse("value", action, f"reads cells of {one.ring.name} that nothing wrote")
+
+    def fill(self, action: Action, one: Reference) -> None:
+        """Note what a slot holds after a write."""
+        slots, stage = self.state.holds[one.ring.number], one.offset % one.ring.stages
+        held: Held = slots[stage]
+        more = held[1] if held is not None and held[0] == one.offset else 0
+        slots[stage] = (one.offset, one.cells | more)
+
+    # The end.
+
+    def finished(self, actor: Actor) -> None:
+        """Ask that an agent has waited for what it started (X)."""
+        known = self.tell(actor.number)
+        for action in self.protocol.actions:
+            if action.actor is actor and action.entry is not None and action.entry.done in _DONE:
+                if action.column >= 0 and known[action.column] < -1 + self.happened(action):
+                    self.refuse("exit", action, "is not waited for")
+
+    def end(self) -> None:
+        """Ask what has to be true when all agents end (X)."""
+        state, actors = self.state, self.protocol.actors
+        for actor in actors:
+            self.finished(actor)
+        for (b, x), counts in state.counts.items():
+            if counts[2]:
+                refuse(f"exit: bytes land at {self.protocol.barriers[b].name}@{x} after the end")
+        best = state.known.max(axis=0)
+        for action in self.protocol.actions:
+            for one, columns in zip(action.references, action.landed, strict=False):
+                for lag in range(-one.ring.stages, self.happened(action)):
+                    at = one.offset + self.protocol.index(one.ring, action, lag)
+                    if best[columns[at % one.ring.stages]] < lag:
+                        self.refuse("exit", action, "nobody waits for its bytes")
+            for cta in {place.cta for place, _ in action.told} | {
+                one.ring.cta for one in action.references if one.ring.buffer.level == "smem"
+            }:
+                if cta != action.actor.cta and action.column >= 0:
+                    there = [a.number for a in actors if a.cta == cta]
+                    knows = max(int(self.tell(n)[action.column]) for n in there)
+                    if knows < -1 + self.happened(action):
+                        self.refuse("exit", action, f"may reach CTA {cta} when that has ended")
