@@ -63,7 +63,7 @@ class Invariant:
             open=[list(range(b.stages)) for b in protocol.barriers],
             counts={},
             groups={
-                key: np.full((most + 2, len(start)), NONE, np.int16)
+                key: np.tile(start, (most + 2, 1))
                 for key, most in protocol.groups.items()
             },
             touched=[True] * len(protocol.actors),

@@ -160,7 +160,14 @@ class Reference:
     cells: int
     write: bool
     adds: bool = False
+    columns: list[int] = field(default_factory=list)
+    fenced: list[int] = field(default_factory=list)
     conflicts: list[Conflict] = field(default_factory=list)
+
+    @property
+    def mark(self) -> int:
+        """The column of this turn."""
+        return self.columns[self.offset % self.ring.stages]
 
 
 @dataclass(slots=True)
@@ -177,9 +184,20 @@ class Action:
     entry: Entry | None = None
     references: list[Reference] = field(default_factory=list)
     told: list[tuple[Phased, int]] = field(default_factory=list)
-    column: int = -1
-    fenced: int = -1
-    landed: list[list[int]] = field(default_factory=list)
+    columns: list[int] = field(default_factory=list)
+
+    @property
+    def mark(self) -> int:
+        """The column of this turn, of a wait or an arrival at another CTA; -1: none."""
+        if not self.columns:
+            return -1
+        return self.columns[self.told[0][1] % len(self.columns)]
+
+    @property
+    def marks(self) -> list[int]:
+        """All columns that it has."""
+        own = [c for one in self.references for c in (*one.columns, *one.fenced)]
+        return sorted({*self.columns, *own})
 
     def __str__(self) -> str:
         return f"{self.actor}: {self.statement} [{self.part}{_at(self.site)}]"
@@ -388,48 +406,59 @@ class Protocol:
     def _columns(self) -> None:
         """Number the columns of a clock, with how each moves with a step and with a tile."""
         self.names: list[str] = []
-        self._rules: list[tuple[Action | None, PacedRing | Phased | None, int]] = []
+        self.rules: list[tuple[Action | None, PacedRing | Phased | None, int]] = []
         for ring in self.rings:
             ring.through = any(_proxy(a) == "async" for a, _ in ring.references)
         for action in self.actions:
             name = f"{action.actor}: {_path(action.site)}"
             s = action.statement
-            far = isinstance(s, Arrive) and any(p.cta != action.actor.cta for p, _ in action.told)
-            if isinstance(s, Wait) or far:
-                action.column = self._column(name, action, None, 0)
-            elif isinstance(s, Do):
-                self._columns_of(action, name)
+            if isinstance(s, Wait):
+                ((place, _),) = action.told
+                action.columns = self._by_residue(name, action, place, 0)
+            elif isinstance(s, Arrive):
+                if any(place.cta != action.actor.cta for place, _ in action.told):
+                    action.columns = [self._column(name, action, None, 0)]
+            elif action.entry is not None:
+                self._columns_of(action, action.entry, name)
         for barrier in self.barriers:
             barrier.over = [
                 self._column(f"{barrier.name}{_cta(barrier.cta)} over {r}", None, barrier, r)
                 for r in range(barrier.stages)
             ]
 
-    def _columns_of(self, action: Action, name: str) -> None:
-        assert action.entry is not None
-        shared = [r for r in action.references if r.ring.buffer.level == "smem"]
-        if action.entry.done == "mbarrier":
-            for r in action.references:
-                action.landed.append([
-                    self._column(f"{name} to {r.ring.name}{_cta(action.told[0][0].cta)} {i}",
-                                 action, r.ring, i)
-                    for i in range(r.ring.stages)
-                ])  # fmt: skip
-        elif action.entry.done == "wgmma":
-            key = ("product", action.actor.team, action.part, action.site)
+    def _columns_of(self, action: Action, entry: Entry, name: str) -> None:
+        """Number what may be asked of an instruction: a product's is that of its warpgroup."""
+        who = action.actor.team if entry.done == "wgmma" else action.actor.number
+        for i, one in enumerate(action.references):
+            private = one.ring.buffer.level == "registers"
+            if private and entry.done == "now":
+                continue
+            key = ("columns", who, action.part, action.site, i)
             if key not in self._known:
-                self._known[key] = self._column(name, action, None, 0)
-            action.column = self._known[key]
-        elif shared or action.entry.done != "now":
-            action.column = self._column(name, action, None, 0)
-            if any(r.ring.through for r in shared) and action.entry.proxy == "generic":
-                action.fenced = self._column(f"{name}, fenced", action, None, 0)
+                self._known[key] = self._by_residue(f"{name} {i}", action, one.ring, i)
+            one.columns = self._known[key]
+            if one.ring.through and entry.proxy == "generic" and not private:
+                one.fenced = self._by_residue(f"{name} {i} fenced", action, one.ring, i)
+
+    def _by_residue(
+        self, name: str, action: Action, ring: PacedRing | Phased, which: int
+    ) -> list[int]:
+        """Number the columns of a reference, by residue of its index.
+
+        There is one for all residues where each turn is known with all turns before it, and where
+        each turn takes place or none follows: not of loads, nor of who skips tiles.
+        """
+        landing = action.entry is not None and action.entry.done == "mbarrier"
+        skips = self._known["takes", action.actor.number][1] > 1 and bool(ring.pace.step)
+        if not landing and not skips:
+            return [self._column(name, action, None, which)] * ring.stages
+        return [self._column(f"{name} {r}", action, ring, r) for r in range(ring.stages)]
 
     def _column(
         self, name: str, action: Action | None, ring: PacedRing | Phased | None, residue: int
     ) -> int:
         self.names.append(name)
-        self._rules.append((action, ring, residue))
+        self.rules.append((action, ring, residue))
         return len(self.names) - 1
 
     def beginning(self) -> Clock:
@@ -443,20 +472,14 @@ class Protocol:
     def _moves(self) -> None:
         """Say from which column each takes its lag with a step or a tile, less how much."""
         self.moves: dict[tuple[str, int], tuple[NDArray[np.intp], Clock]] = {}
-        group: dict[int, list[int]] = {}
-        index: dict[tuple[int, int, int], int] = {}
-        for column, (action, ring, residue) in enumerate(self._rules):
-            index[(id(action), id(ring), residue)] = column
-            group.setdefault(id(ring), []).append(column)
         for kind in ("step", "tile"):
             for tile in range(self.period):
                 source = np.arange(len(self.names))
                 less = np.zeros(len(self.names), np.int16)
-                for column, (action, ring, residue) in enumerate(self._rules):
+                for column, (action, ring, residue) in enumerate(self.rules):
                     by = 0 if ring is None else moved(ring, kind, tile)
-                    if ring is not None:
-                        at = (residue + by) % ring.stages
-                        source[column] = index[(id(action), id(ring), at)]
+                    if ring is not None:  # the columns of its residues are neighbours
+                        source[column] += (residue + by) % ring.stages - residue
                     turns = action is not None and _counter(action.part) == kind
                     less[column] = int(turns) if action is not None else by
                 self.moves[kind, tile] = (source, less)
@@ -504,25 +527,16 @@ class Protocol:
         lag = None if apart else self._latest(ring, one, other, two, 0)
         if lag is not None and action is other:
             lag = before
-        if other.entry.done == "mbarrier":
-            columns = other.landed[other.references.index(two)]
-            for last, lags in ((0, lag), (-1, before)):
-                if lags is None:
-                    continue
-                at = None if step is None else two.offset + self.index(ring, other, lags)
-                for r in range(ring.stages):
-                    if at is None or at % ring.stages == r:
-                        both = (lags, None) if last == 0 else (None, lags)
-                        one.conflicts.append(Conflict(other, columns[r], *both))
+        if lag is None and before is None:
             return
+        gap = None
+        if step is None and other.part == "head" and not (ring.pace.tile or ring.pace.turn):
+            gap = two.offset - one.offset
         through = action.entry.proxy == "async" and other.entry.proxy == "generic"
-        column = other.fenced if through else other.column
-        if lag is not None or before is not None:
-            assert column >= 0
-            gap = None
-            if step is None and other.part == "head" and not (ring.pace.tile or ring.pace.turn):
-                gap = two.offset - one.offset
-            one.conflicts.append(Conflict(other, column, lag, before, gap))
+        columns = two.fenced if through else two.columns
+        if step is not None:
+            columns = [columns[one.offset % ring.stages]]
+        one.conflicts += [Conflict(other, c, lag, before, gap) for c in sorted({*columns})]
 
     def _step(self, ring: PacedRing, action: Action) -> int | None:
         """Return by how much an index of an action moves from turn to turn; None: it varies."""
@@ -554,6 +568,19 @@ class Protocol:
             if (at - one.offset) % ring.stages == 0:
                 return lag
         return None
+
+    def prior(self, column: int) -> int:
+        """Return the last turn before this one that a column is about; -1 if that varies."""
+        action, ring, residue = self.rules[column]
+        if action is None or ring is None or _counter(action.part) != "step":
+            return -1
+        (offset,) = {n for place, n in action.told if place is ring} or {
+            one.offset for one in action.references if one.ring is ring and column in one.columns
+        }
+        for lag in range(-1, -1 - ring.stages, -1):
+            if (offset + (ring.pace.step or 0) * lag - residue) % ring.stages == 0:
+                return lag
+        return -1
 
 
 def _alike(one: Action, other: Action) -> bool:

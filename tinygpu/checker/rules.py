@@ -32,7 +32,7 @@ from tinygpu.term.program import Arrive, Commit, Do, Exit, Fence, Sync, Wait, Wa
 __all__ = ["MANY", "Execution", "Node"]
 
 MANY = 1 << 30
-_DONE = {"cp.async": "cp.async", "wgmma": "wgmma", "bulk": "bulk"}
+_GROUPS = ("cp.async", "wgmma", "bulk")
 
 
 class Node(NamedTuple):
@@ -126,28 +126,23 @@ class Execution:
     def absent(self) -> None:
         """Raise lags over turns that are none: who knows all before them knows all.
 
-        Of an agent that does not take this tile all its steps so far are none.
+        A turn is none where a guard does not hold, where the agent does not take the tile, and for
+        the columns of other residues than that of its index.
         """
         part, state = self.node.part, self.state
+        columns, least, top = [], [], []
         for action in self.protocol.actions:
-            if action.number in self.done and not action.landed:
+            here = action.part == part
+            if not here and action.part != "loop":
                 continue
-            least = 0
-            if action.part == part:
-                least = -1
-            mine = self.protocol.takes(action.actor, self.node.tile)
-            if not mine and action.part == "loop" and part in ("loop", "tail"):
-                least = -1 - self.node.done[0]
-            if least == 0:
-                continue
-            top = 0 if part == action.part else -1
-            for column in (action.column, action.fenced, *sum(action.landed, [])):
-                if column >= 0 and column not in self.columns:
-                    for clocks in (
-                        state.known, state.own, *state.messages.values(), *state.groups.values(),
-                    ):  # fmt: skip
-                        lags = clocks[..., column]
-                        lags[(lags >= least) & (lags < top)] = top
+            for column in action.marks:
+                if not (here and column in self.columns):
+                    columns.append(column)
+                    least.append(self.protocol.prior(column))
+                    top.append(0 if here else -1)
+        for clocks in (state.known, state.own, *state.messages.values(), *state.groups.values()):
+            lags = clocks[..., columns]
+            clocks[..., columns] = np.where((lags >= least) & (lags < top), top, lags)
 
     def pruned(self) -> None:
         """Forget messages that nobody can wait for, of phases before the last that is over."""
@@ -159,6 +154,9 @@ class Execution:
             for x in (at, at - b.stages)
         }
         state.messages = {at: clock for at, clock in state.messages.items() if at in keep}
+        for (number, _), groups in state.groups.items():
+            np.maximum(groups, self.tell(number), out=groups)
+            np.maximum.accumulate(groups, axis=0, out=groups)
 
     # Knowledge.
 
@@ -168,10 +166,12 @@ class Execution:
 
     def learn(self, action: Action, column: int, lag: int = 0) -> None:
         """Note what each thread of an agent did."""
-        collective = action.entry is not None and action.entry.issuer != "thread"
-        alone = action.actor.count == 1 and not (collective and action.entry.issuer == "warp")
+        collective = action.entry is not None and action.entry.issuer == "warp"
+        alone = action.actor.count == 1 and not collective
         clocks = self.state.known if alone else self.state.own
         clocks[action.actor.number, column] = max(clocks[action.actor.number, column], lag)
+        if lag == 0:
+            self.columns.add(column)
 
     # Actions.
 
@@ -224,7 +224,7 @@ class Execution:
         np.maximum(
             state.known[number], state.messages[barrier.number, x], out=state.known[number]
         )
-        self.learn(action, action.column)
+        self.learn(action, action.mark)
         return True
 
     def arrive(self, action: Action) -> None:
@@ -234,8 +234,8 @@ class Execution:
         if s.barrier.named:
             self.contribute(action, *action.told[0], self.tell(action.actor.number), many, 0, 0)
             return
-        if action.column >= 0:
-            self.learn(action, action.column)
+        if action.columns:
+            self.learn(action, action.mark)
         message = self.tell(action.actor.number)
         for barrier, x in action.told:
             self.contribute(action, barrier, x, message, many, int(s.bytes) * many, 0)
@@ -252,7 +252,7 @@ class Execution:
             return False
         known = self.state.known[number]
         np.maximum(known, self.state.messages[barrier.number, x], out=known)
-        self.learn(action, action.column)
+        self.learn(action, action.mark)
         return True
 
     def contribute(
@@ -295,12 +295,18 @@ class Execution:
         else:
             for wait, offset in barrier.waits:
                 turn = self.passed(barrier, wait, offset, x - d)
-                if turn is not None and message[wait.column] < turn:
+                if turn is not None and any(message[c] < turn for c in self.asked(wait, x)):
                     self.refuse("parity", action, f"ends {barrier.name}@{x} while {wait} for "
                                 "the phase before may not be passed")  # fmt: skip
         message[barrier.over[x % d]] = x
         state.open[barrier.number][x % d] = x + d
         del state.counts[at]
+
+    def asked(self, wait: Action, x: int) -> list[int]:
+        """Return the columns that say that a wait for a phase of the residue of x is passed."""
+        (barrier, _), loop = wait.told[0], wait.part == "loop"
+        exact = loop and not barrier.pace.tile
+        return [wait.columns[x % barrier.stages]] if exact else sorted({*wait.columns})
 
     def passed(self, barrier: Phased, wait: Action, offset: int, x: int) -> int | None:
         """Return at which turn an agent waits for index x; the last one if that is not known."""
@@ -369,8 +375,9 @@ class Execution:
         elif kind == "proxy.async":
             told = self.tell(number)
             for other in self.protocol.actions:
-                if other.fenced >= 0 and other.actor is action.actor:
-                    self.learn(action, other.fenced, int(told[other.column]))
+                for one in other.references if other.actor is action.actor else ():
+                    for column, fenced in zip(one.columns, one.fenced, strict=False):
+                        self.learn(action, fenced, int(told[column]))
         else:
             uncertified(f"{action}")
 
@@ -411,17 +418,16 @@ class Execution:
                 self.fill(action, one)
             if done == "mbarrier":
                 barrier, x = action.told[i]
-                column = action.landed[i][one.offset % one.ring.stages]
                 message = self.tell(number)
-                message[column] = max(message[column], 0)
+                message[one.mark] = max(message[one.mark], 0)
                 bits = one.cells.bit_count() * one.ring.buffer.type.bytes
-                self.columns.add(column)
+                self.columns.add(one.mark)
                 self.contribute(action, barrier, x, message, 0, 0, bits)
-        if done == "now" and action.column >= 0:
-            self.learn(action, action.column)
-        elif done in _DONE and action.column >= 0:
-            groups = state.groups[number, _DONE[done]]
-            groups[-1, action.column] = 0
+            elif one.columns and done == "now":
+                self.learn(action, one.mark)
+            elif one.columns:
+                state.groups[number, done][-1, one.mark] = 0
+                self.columns.add(one.mark)
         return True
 
     def product(self, action: Action) -> bool:
@@ -461,7 +467,7 @@ class Execution:
                 moved = (one.ring.pace.step or 0) * first
                 need = before if (gap - moved) % one.ring.stages else lag
             if need is not None and known[column] < need:
-                what = "proxy" if column == other.fenced else "race"
+                what = "proxy" if any(column in two.fenced for two in other.references) else "race"
                 self.refuse(what, action, f"touches {one.ring.name}@{one.offset} and does not know "
                             f"{other} {-need} turns ago")  # fmt: skip
 
@@ -493,9 +499,10 @@ class Execution:
         """Ask that an agent has waited for what it started (X)."""
         known = self.tell(actor.number)
         for action in self.protocol.actions:
-            if action.actor is actor and action.entry is not None and action.entry.done in _DONE:
-                if action.column >= 0 and known[action.column] < -1 + self.happened(action):
-                    self.refuse("exit", action, "is not waited for")
+            if action.actor is actor and action.entry is not None and action.entry.done in _GROUPS:
+                for column in {c for one in action.references for c in one.columns}:
+                    if known[column] < -1 + self.happened(action):
+                        self.refuse("exit", action, "is not waited for")
 
     def end(self) -> None:
         """Ask what has to be true when all agents end (X)."""
@@ -507,16 +514,18 @@ class Execution:
                 refuse(f"exit: bytes land at {self.protocol.barriers[b].name}@{x} after the end")
         best = state.known.max(axis=0)
         for action in self.protocol.actions:
-            for one, columns in zip(action.references, action.landed, strict=False):
-                for lag in range(-one.ring.stages, self.happened(action)):
-                    at = one.offset + self.protocol.index(one.ring, action, lag)
-                    if best[columns[at % one.ring.stages]] < lag:
-                        self.refuse("exit", action, "nobody waits for its bytes")
-            for cta in {place.cta for place, _ in action.told} | {
-                one.ring.cta for one in action.references if one.ring.buffer.level == "smem"
-            }:
-                if cta != action.actor.cta and action.column >= 0:
-                    there = [a.number for a in actors if a.cta == cta]
-                    knows = max(int(self.tell(n)[action.column]) for n in there)
-                    if knows < -1 + self.happened(action):
+            last = -1 + self.happened(action)
+            if action.entry is not None and action.entry.done == "mbarrier":
+                if any(best[c] < last for one in action.references for c in one.columns):
+                    self.refuse("exit", action, "nobody waits for its bytes")
+            sent = [(place.cta, action.columns) for place, _ in action.told]
+            sent += [
+                (one.ring.cta, one.columns)
+                for one in action.references
+                if one.write and one.ring.buffer.level == "smem"
+            ]
+            for cta, columns in sent:
+                if cta != action.actor.cta and columns:
+                    there = [self.tell(a.number) for a in actors if a.cta == cta]
+                    if any(max(int(known[c]) for known in there) < last for c in columns):
                         self.refuse("exit", action, f"may reach CTA {cta} when that has ended")
