@@ -26,9 +26,9 @@ from tinygpu.checker.protocol import NONE, Clock, Protocol, moved
 
 __all__ = ["LEAST", "Counts", "Held", "Invariant", "advanced", "follows"]
 
-LEAST = -64
+LEAST = -10_000
 """A lag below is as none."""
-Clocks = NDArray[np.int16]
+Clocks = NDArray[np.int32]
 Counts = tuple[int, int, int, frozenset[int]]
 Held = tuple[int, int] | None
 

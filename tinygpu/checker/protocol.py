@@ -67,9 +67,11 @@ __all__ = ["NONE", "PARTS", "Action", "Actor", "PacedRing", "Phased", "Protocol"
 
 Part = Literal["start", "head", "loop", "tail", "end"]
 PARTS: tuple[Part, ...] = ("start", "head", "loop", "tail", "end")
-NONE = -1000
+NONE = -1_000_000
 """A lag below all others: nothing is known."""
-Clock = NDArray[np.int16]
+_MOST = 10_000
+"""No offset and no pace is more."""
+Clock = NDArray[np.int32]
 
 
 class Pace(NamedTuple):
@@ -194,6 +196,15 @@ class Action:
         return self.columns[self.told[0][1] % len(self.columns)]
 
     @property
+    def turn(self) -> set[int]:
+        """The columns that are about this turn of its part."""
+        found = {self.mark} if self.columns else set()
+        for one in self.references:
+            for columns in (one.columns, one.fenced):
+                found |= {columns[one.offset % one.ring.stages]} if columns else set()
+        return found
+
+    @property
     def marks(self) -> list[int]:
         """All columns that it has."""
         own = [c for one in self.references for c in (*one.columns, *one.fenced)]
@@ -224,6 +235,7 @@ class Protocol:
         self.rings: list[PacedRing] = []
         self.barriers: list[Phased] = []
         self._known: dict[tuple[Any, ...], Any] = {}
+        self.tiles_of: dict[int, tuple[int, int]] = {}
         self.actions: list[Action] = []
         self.todo: dict[Part, list[list[Action]]] = {
             part: [[] for _ in self.actors] for part in PARTS
@@ -330,8 +342,12 @@ class Protocol:
 
     def takes(self, actor: Actor, residue: int) -> bool:
         """Say whether an agent takes the tiles of a residue."""
-        first, step = self._known["takes", actor.number]
-        return bool(residue % step == first)
+        first, step = self.tiles_of[actor.number]
+        return residue % step == first
+
+    def takes_every(self, actor: Actor) -> int:
+        """Return which share of the tiles an agent takes: 2 for every second one."""
+        return self.tiles_of[actor.number][1]
 
     # Rings.
 
@@ -360,8 +376,9 @@ class Protocol:
         """Return a barrier of a CTA."""
         key = ("barrier", barrier.name, cta)
         if key not in self._known:
-            if not barrier.named and not 1 <= int(barrier.arrivals) < 1 << 20:
-                refuse(f"balance: {barrier.name} counts {barrier.arrivals} arrivals")
+            many = int(barrier.arrivals)
+            if (many % 32 if barrier.named else not 1 <= many < 1 << 20) or many < 1:
+                refuse(f"balance: {barrier.name} counts {many} arrivals")
             found = Phased(
                 len(self.barriers), barrier.name, barrier, cta, int(barrier.stages)
             )
@@ -414,7 +431,7 @@ class Protocol:
             s = action.statement
             if isinstance(s, Wait):
                 ((place, _),) = action.told
-                action.columns = self._by_residue(name, action, place, 0)
+                action.columns = self._by_residue(name, action, place)
             elif isinstance(s, Arrive):
                 if any(place.cta != action.actor.cta for place, _ in action.told):
                     action.columns = [self._column(name, action, None, 0)]
@@ -429,30 +446,44 @@ class Protocol:
     def _columns_of(self, action: Action, entry: Entry, name: str) -> None:
         """Number what may be asked of an instruction: a product's is that of its warpgroup."""
         who = action.actor.team if entry.done == "wgmma" else action.actor.number
-        for i, one in enumerate(action.references):
+        for one in action.references:
             private = one.ring.buffer.level == "registers"
             if private and entry.done == "now":
                 continue
-            key = ("columns", who, action.part, action.site, i)
+            ring = one.ring
+            key: tuple[Any, ...] = ("columns", who, action.part, action.site)
+            if self._residues(action, ring):
+                alike = (ring.stages, ring.pace, one.offset % ring.stages)
+                key = (*key, *((ring.number,) if entry.done == "mbarrier" else alike))
             if key not in self._known:
-                self._known[key] = self._by_residue(f"{name} {i}", action, one.ring, i)
+                self._known[key] = self._by_residue(name, action, ring)
             one.columns = self._known[key]
-            if one.ring.through and entry.proxy == "generic" and not private:
-                one.fenced = self._by_residue(f"{name} {i} fenced", action, one.ring, i)
+            if ring.through and entry.proxy == "generic" and not private:
+                fenced = (*key, "fenced")
+                if fenced not in self._known:
+                    self._known[fenced] = self._by_residue(f"{name} fenced", action, ring)
+                one.fenced = self._known[fenced]
 
-    def _by_residue(
-        self, name: str, action: Action, ring: PacedRing | Phased, which: int
-    ) -> list[int]:
-        """Number the columns of a reference, by residue of its index.
+    def _residues(self, action: Action, ring: PacedRing | Phased) -> bool:
+        """Say whether what is known of an action is known by residue of its index.
 
-        There is one for all residues where each turn is known with all turns before it, and where
-        each turn takes place or none follows: not of loads, nor of who skips tiles.
+        It is not where each turn is known with all turns before it: it is of loads, which land in
+        any order, and of who skips tiles, of whom nobody knows how many steps ago the last was.
         """
         landing = action.entry is not None and action.entry.done == "mbarrier"
-        skips = self._known["takes", action.actor.number][1] > 1 and bool(ring.pace.step)
-        if not landing and not skips:
-            return [self._column(name, action, None, which)] * ring.stages
-        return [self._column(f"{name} {r}", action, ring, r) for r in range(ring.stages)]
+        return landing or (self.takes_every(action.actor) > 1 and bool(ring.pace.step))
+
+    def _by_residue(
+        self, name: str, action: Action, ring: PacedRing | Phased
+    ) -> list[int]:
+        """Number the columns of a reference, or of a wait."""
+        if not self._residues(action, ring):
+            return [self._column(name, action, None, 0)] * ring.stages
+        where = _cta(ring.cta) if ring.cta != action.actor.cta else ""
+        return [
+            self._column(f"{name} at {ring.name}{where} {r}", action, ring, r)
+            for r in range(ring.stages)
+        ]
 
     def _column(
         self, name: str, action: Action | None, ring: PacedRing | Phased | None, residue: int
@@ -463,7 +494,7 @@ class Protocol:
 
     def beginning(self) -> Clock:
         """Return what all know at the start: of what never was, all."""
-        found = np.full(len(self.names), -1, np.int16)
+        found = np.full(len(self.names), -1, np.int32)
         for barrier in self.barriers:
             for r, column in enumerate(barrier.over):
                 found[column] = r - barrier.stages
@@ -475,7 +506,7 @@ class Protocol:
         for kind in ("step", "tile"):
             for tile in range(self.period):
                 source = np.arange(len(self.names))
-                less = np.zeros(len(self.names), np.int16)
+                less = np.zeros(len(self.names), np.int32)
                 for column, (action, ring, residue) in enumerate(self.rules):
                     by = 0 if ring is None else moved(ring, kind, tile)
                     if ring is not None:  # the columns of its residues are neighbours
@@ -523,7 +554,8 @@ class Protocol:
                 return  # sums of products of one shape are added in order
         together = action.actor.team == other.actor.team and action.site == other.site
         apart = together and one.write and two.write and action.actor is not other.actor
-        before, step = self._latest(ring, one, other, two, -1), self._step(ring, other)
+        apart = apart and action.entry.issuer == "warp"  # which wrote the cells of all together
+        before, step = self._latest(ring, one, other, two, -1), self.step_of(ring, other)
         lag = None if apart else self._latest(ring, one, other, two, 0)
         if lag is not None and action is other:
             lag = before
@@ -538,7 +570,7 @@ class Protocol:
             columns = [columns[one.offset % ring.stages]]
         one.conflicts += [Conflict(other, c, lag, before, gap) for c in sorted({*columns})]
 
-    def _step(self, ring: PacedRing, action: Action) -> int | None:
+    def step_of(self, ring: PacedRing | Phased, action: Action) -> int | None:
         """Return by how much an index of an action moves from turn to turn; None: it varies."""
         pace, counter = ring.pace, _counter(action.part)
         step, tile, turn = (n or 0 for n in pace)
@@ -552,15 +584,15 @@ class Protocol:
         _, tile, turn = (n or 0 for n in ring.pace)
         if _counter(action.part) == "tile":
             return tile * lag + turn * (lag // ring.takes[1])
-        return (self._step(ring, action) or 0) * lag
+        return (self.step_of(ring, action) or 0) * lag
 
     def _latest(
         self, ring: PacedRing, one: Reference, other: Action, two: Reference, last: int
     ) -> int | None:
         """Return the last turn, up to ``last``, at which ``other`` touched the slot of ``one``."""
-        if self._step(ring, other) is None:
+        if self.step_of(ring, other) is None:
             return last
-        first, every = self._known["takes", other.actor.number]
+        every = self.takes_every(other.actor)
         for lag in range(last, last - ring.stages * every, -1):
             if ring.pace.turn and _counter(other.part) == "tile" and lag % every:
                 continue
@@ -572,11 +604,13 @@ class Protocol:
     def prior(self, column: int) -> int:
         """Return the last turn before this one that a column is about; -1 if that varies."""
         action, ring, residue = self.rules[column]
-        if action is None or ring is None or _counter(action.part) != "step":
+        if action is None or ring is None or not self.step_of(ring, action):
             return -1
         (offset,) = {n for place, n in action.told if place is ring} or {
             one.offset for one in action.references if one.ring is ring and column in one.columns
         }
+        if _counter(action.part) != "step":
+            return -1
         for lag in range(-1, -1 - ring.stages, -1):
             if (offset + (ring.pace.step or 0) * lag - residue) % ring.stages == 0:
                 return lag
@@ -665,7 +699,7 @@ class _Scope:
             self.start = int(tile.start.evaluate(self.env))
             if not 0 <= self.start < self.step or (self.step > 1 and not protocol.tiled):
                 uncertified(f"tiles from {self.start} by {self.step}")
-        protocol._known["takes", actor.number] = (self.start, self.step)
+        protocol.tiles_of[actor.number] = (self.start, self.step)
         self.grid = {axis.var for axis in program.grid}
 
     def actions(
@@ -678,7 +712,7 @@ class _Scope:
             case Elect(body):
                 if self.actor.first == 0:
                     for i, t in enumerate(body):
-                        yield from self._elected(t, part, (*path, i), guards, values)
+                        yield from self.actions(t, part, (*path, i), guards, values)
             case When(index, bound, body):
                 more = self._guard(index, bound, env, part)
                 for i, t in enumerate(body):
@@ -690,15 +724,6 @@ class _Scope:
                         yield from self.actions(t, part, (*path, i), guards, inner)
             case _:
                 yield from self._action(s, part, (*path, values), guards, env)
-
-    def _elected(
-        self, s: Statement, part: Part, path: tuple[int, ...], guards: tuple[Any, ...],
-        values: tuple[tuple[str, int], ...],
-    ) -> Iterator[Action]:  # fmt: skip
-        if isinstance(s, Sync) or (isinstance(s, Wait | Arrive) and s.barrier.named):
-            if self.actor.count != int(self.actor.role.threads):
-                refuse(f"deadlock: {self.actor}: {s} by one thread of several")
-        yield from self.actions(s, part, path, guards, values)
 
     def _action(
         self, s: Statement, part: Part, site: tuple[Any, ...], guards: tuple[Any, ...],
@@ -758,13 +783,15 @@ class _Scope:
             p.believed.add(s.instruction.name)
         require_types(s, made.entry)
         issuer = made.entry.issuer
-        whole = int(a.role.threads)
+        whole, before = int(a.role.threads), 0
+        for role in p.program.roles[: p.program.roles.index(a.role)]:
+            before += int(role.threads) * int(role.copies)
         if issuer == "one" and a.count != 1:
             refuse(f"issuers: {a}: {s} by each of {a.count} threads; one issues it")
-        if issuer == "warpgroup" and whole != 128:
-            refuse(f"issuers: {a}: {s} by {whole} threads; a warpgroup has 128")
-        if issuer == "warp" and whole % 32:
-            refuse(f"issuers: {a}: {s} by {whole} threads, no whole warps")
+        if issuer == "warpgroup" and (whole != 128 or before % 128):
+            refuse(f"issuers: {a}: {s} by {whole} threads from {before} on, no warpgroup")
+        if issuer == "warp" and (whole % 32 or before % 32):
+            refuse(f"issuers: {a}: {s} by {whole} threads from {before} on, no whole warps")
         if s.across and s.lanes is not None:
             uncertified(f"{s}: a shuffle among some lanes")
         if s.fresh is not None:
@@ -816,6 +843,8 @@ class _Scope:
         pace, offset = self._place(access.index, env, made.part)
         self._agree(ring, pace, f"{made}: {access}")
         cells = self._cells(made, s, access, env, write=write)
+        if made.entry.done == "mbarrier" and cells.bit_count() != prod(map(int, s.values)):
+            uncertified(f"{s}: it writes a cell twice, or none")
         if cells:
             one = Reference(ring, offset, cells, write, adds)
             made.references.append(one)
@@ -929,6 +958,10 @@ class _Scope:
                 step = None if part in ("start", "head") else 0
                 if f["k"] or f["trips"] or f["before"]:
                     uncertified(f"an index {form} outside of the loops")
+        if any(n is not None and not 0 <= n <= _MOST for n in (step, tile, turn)):
+            uncertified(f"an index {form} that moves back, or far")
+        if abs(constant) > _MOST:
+            uncertified(f"an index {form}")
         return Pace(step, tile, turn), constant
 
     def _linear(

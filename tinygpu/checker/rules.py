@@ -62,7 +62,6 @@ class Execution:
         self.at = [0] * n
         self.begun = [-1] * n
         self.done: set[int] = set()
-        self.columns: set[int] = set()
         self.meeting: dict[Any, list[int]] = {}
         self.left = [False] * n
 
@@ -130,13 +129,14 @@ class Execution:
         the columns of other residues than that of its index.
         """
         part, state = self.node.part, self.state
+        present = {c for todo in self.todo for action in todo for c in action.turn}
         columns, least, top = [], [], []
         for action in self.protocol.actions:
             here = action.part == part
             if not here and action.part != "loop":
                 continue
             for column in action.marks:
-                if not (here and column in self.columns):
+                if not (here and column in present):
                     columns.append(column)
                     least.append(self.protocol.prior(column))
                     top.append(0 if here else -1)
@@ -170,8 +170,6 @@ class Execution:
         alone = action.actor.count == 1 and not collective
         clocks = self.state.known if alone else self.state.own
         clocks[action.actor.number, column] = max(clocks[action.actor.number, column], lag)
-        if lag == 0:
-            self.columns.add(column)
 
     # Actions.
 
@@ -268,8 +266,10 @@ class Execution:
         if state.known[agent.number, barrier.over[stage]] < x - barrier.stages:
             self.refuse("early", action, f"may count for {barrier.name}@{x - barrier.stages}")
         old = state.counts.get(at, (0, 0, 0, frozenset()))
+        if at in state.counts and at not in state.messages:
+            self.refuse("certificate", action, f"no message of {barrier.name}@{x}")
         if at not in state.counts:
-            state.messages[at] = np.full(len(message), NONE, np.int16)
+            state.messages[at] = np.full(len(message), NONE, np.int32)
         who = old[3]
         if barrier.barrier.named:
             if agent.number in who:
@@ -421,13 +421,11 @@ class Execution:
                 message = self.tell(number)
                 message[one.mark] = max(message[one.mark], 0)
                 bits = one.cells.bit_count() * one.ring.buffer.type.bytes
-                self.columns.add(one.mark)
                 self.contribute(action, barrier, x, message, 0, 0, bits)
             elif one.columns and done == "now":
                 self.learn(action, one.mark)
             elif one.columns:
                 state.groups[number, done][-1, one.mark] = 0
-                self.columns.add(one.mark)
         return True
 
     def product(self, action: Action) -> bool:
