@@ -530,6 +530,26 @@ class Protocol:
             if action.entry is not None and action.entry.done == "wgmma":
                 own = (r.ring for r in action.references if r.ring.buffer.level == "registers")
                 self.sums[number].update(ring.number for ring in own)
+        self._lists()
+
+    def _lists(self) -> None:
+        """List the columns of each part, of each agent's fences and products."""
+        parts: dict[Part, set[int]] = {part: set() for part in PARTS}
+        fences: list[set[tuple[int, int, bool]]] = [set() for _ in self.actors]
+        products: list[set[int]] = [set() for _ in self.actors]
+        for action in self.actions:
+            parts[action.part].update(action.marks)
+            for one in action.references:
+                each_ = action.entry is not None and action.entry.issuer == "thread"
+                pairs = zip(one.columns, one.fenced, strict=False)
+                fences[action.actor.number].update((c, f, each_) for c, f in pairs)
+                if action.entry is not None and action.entry.done == "wgmma":
+                    products[action.actor.number].update(one.columns)
+        whole = np.intp
+        self.columns = {part: np.array(sorted(some), whole) for part, some in parts.items()}
+        self.fenced = [sorted(some) for some in fences]
+        self.products = [np.array(sorted(some), whole) for some in products]
+        self.prior = np.array([self._prior(c) for c in range(len(self.names))], np.int32)
 
     # Conflicts.
 
@@ -601,7 +621,7 @@ class Protocol:
                 return lag
         return None
 
-    def prior(self, column: int) -> int:
+    def _prior(self, column: int) -> int:
         """Return the last turn before this one that a column is about; -1 if that varies."""
         action, ring, residue = self.rules[column]
         if action is None or ring is None or not self.step_of(ring, action):

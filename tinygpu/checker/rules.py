@@ -128,21 +128,15 @@ class Execution:
         A turn is none where a guard does not hold, where the agent does not take the tile, and for
         the columns of other residues than that of its index.
         """
-        part, state = self.node.part, self.state
+        state, columns = self.state, self.protocol.columns[self.node.part]
         present = {c for todo in self.todo for action in todo for c in action.turn}
-        columns, least, top = [], [], []
-        for action in self.protocol.actions:
-            here = action.part == part
-            if not here and action.part != "loop":
-                continue
-            for column in action.marks:
-                if not (here and column in present):
-                    columns.append(column)
-                    least.append(self.protocol.prior(column))
-                    top.append(0 if here else -1)
+        here = columns[~np.isin(columns, list(present))]
+        loop = self.protocol.columns["loop"] if self.node.part != "loop" else here[:0]
         for clocks in (state.known, state.own, *state.messages.values(), *state.groups.values()):
-            lags = clocks[..., columns]
-            clocks[..., columns] = np.where((lags >= least) & (lags < top), top, lags)
+            for some, top in ((here, 0), (loop, -1)):
+                lags = clocks[..., some]
+                raised = (lags >= self.protocol.prior[some]) & (lags < top)
+                clocks[..., some] = np.where(raised, top, lags)
 
     def pruned(self) -> None:
         """Forget messages that nobody can wait for, of phases before the last that is over."""
@@ -155,7 +149,9 @@ class Execution:
         }
         state.messages = {at: clock for at, clock in state.messages.items() if at in keep}
         for (number, _), groups in state.groups.items():
-            np.maximum(groups, self.tell(number), out=groups)
+            known, mine = self.tell(number), self.protocol.products[number]
+            known[mine] = state.own[number, mine]  # of these who waits knows, and nobody else
+            np.maximum(groups, known, out=groups)
             np.maximum.accumulate(groups, axis=0, out=groups)
 
     # Knowledge.
@@ -363,8 +359,10 @@ class Execution:
         groups = state.groups[number, group]
         covered = len(groups) - 1 - pending
         given = np.maximum.reduce(groups[:covered])
-        clocks = state.known if group == "wgmma" or action.actor.count == 1 else state.own
-        np.maximum(clocks[number], given, out=clocks[number])
+        for clocks in (state.known, state.own) if group == "wgmma" else (state.own,):
+            np.maximum(clocks[number], given, out=clocks[number])
+        if action.actor.count == 1:
+            np.maximum(state.known[number], given, out=state.known[number])
         groups[:covered] = NONE
 
     def fence(self, action: Action, kind: str) -> None:
@@ -373,11 +371,10 @@ class Execution:
         if kind == "wgmma":
             self.state.touched[number] = False
         elif kind == "proxy.async":
-            told = self.tell(number)
-            for other in self.protocol.actions:
-                for one in other.references if other.actor is action.actor else ():
-                    for column, fenced in zip(one.columns, one.fenced, strict=False):
-                        self.learn(action, fenced, int(told[column]))
+            told, alone = self.tell(number), action.actor.count == 1
+            for columns, fenced, thread in self.protocol.fenced[number]:
+                mine = self.state.known if alone and thread else self.state.own
+                mine[number, fenced] = max(mine[number, fenced], told[columns])
         else:
             uncertified(f"{action}")
 
@@ -456,8 +453,8 @@ class Execution:
     def conflicts(self, action: Action, one: Reference) -> None:
         """Ask that an agent knows what touched the cells before (R)."""
         known = self.state.known[action.actor.number]
-        if one.ring.buffer.level == "registers":
-            known = self.tell(action.actor.number)
+        if one.ring.buffer.level == "registers":  # a thread waits itself for what holds its own
+            known = self.state.own[action.actor.number]
         first, last = self.node.done
         for other, column, lag, before, gap in one.conflicts:
             need = lag if self.happened(other) else before
@@ -495,7 +492,8 @@ class Execution:
 
     def finished(self, actor: Actor) -> None:
         """Ask that an agent has waited for what it started (X)."""
-        known = self.tell(actor.number)
+        known, mine = self.tell(actor.number), self.protocol.products[actor.number]
+        known[mine] = self.state.own[actor.number, mine]
         for action in self.protocol.actions:
             if action.actor is actor and action.entry is not None and action.entry.done in _GROUPS:
                 for column in {c for one in action.references for c in one.columns}:
