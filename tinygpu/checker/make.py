@@ -85,10 +85,9 @@ def certified(program: Program) -> tuple[Certificate | None, Ruling]:
         except UncertifiedError as e:
             return None, Ruling("not certified", str(e))
         near, far = spans(protocol)
-        deep = max(near, *(b.stages for b in protocol.barriers), 0) if protocol.barriers else near
-        for n in dict.fromkeys((near, deep if protocol.period > 1 else near)):
+        for n, f in ((near, far), (near + 1, far + 1)):
             try:
-                c = fixpoint(protocol, n, far)
+                c = fixpoint(protocol, n, f)
                 return c, Ruling("accepted", nodes=len(c.nodes))
             except RefusedError as e:
                 last = last or Ruling("refused", str(e))

@@ -137,6 +137,13 @@ class Phased:
     takes: tuple[int, int] = (0, 1)
     over: list[int] = field(default_factory=list)
     waits: list[tuple[Action, int]] = field(default_factory=list)
+    arrivals: list[tuple[Action, int]] = field(default_factory=list)
+    counts_bytes: bool = False
+
+    @property
+    def far(self) -> bool:
+        """Whether some arrivals come from another CTA, and so later than their threads go on."""
+        return any(action.actor.cta != self.cta for action, _ in self.arrivals)
 
 
 class Conflict(NamedTuple):
@@ -235,14 +242,19 @@ class Protocol:
         self.rings: list[PacedRing] = []
         self.barriers: list[Phased] = []
         self._known: dict[tuple[Any, ...], Any] = {}
+        self._bodies: dict[int, tuple[Any, ForTile | None, For | None]] = {}
         self.tiles_of: dict[int, tuple[int, int]] = {}
         self.actions: list[Action] = []
         self.todo: dict[Part, list[list[Action]]] = {
             part: [[] for _ in self.actors] for part in PARTS
         }
         self.period = 1
+        self.first: int | None = None
         for actor in self.actors:
             self._cut(actor)
+        for actor in self.actors:
+            self._expand(actor)
+        self._steps_left()
         self._require_rendezvous()
         self._columns()
         self._conflicts()
@@ -317,8 +329,9 @@ class Protocol:
                 elif isinstance(s, For):
                     if "loop" in scope or place[0] != "head":
                         uncertified("two loops over steps, or one outside of the tiles")
-                    if s.start != 0:
+                    if self.first not in (None, int(s.start)) or int(s.start) < 0:
                         uncertified(f"a loop of {s.trips} from {s.start}")
+                    self.first = int(s.start)
                     scope["loop"] = s
                     if any(holds(t) for t in s.body):
                         uncertified("a loop of unknown length in another")
@@ -333,12 +346,24 @@ class Protocol:
                 bodies["end"], bodies["start"] = bodies["start"], []
             if place[0] == "head":
                 bodies["tail"], bodies["head"] = bodies["head"], []
-        context = _Scope(self, actor, scope.get("tile"), scope.get("loop"))
+        self._bodies[actor.number] = (bodies, scope.get("tile"), scope.get("loop"))
+
+    def _expand(self, actor: Actor) -> None:
+        """Unroll an agent's parts to actions."""
+        bodies, tile, loop = self._bodies[actor.number]
+        context = _Scope(self, actor, tile, loop)
         self.period = lcm(self.period, context.step)
         for part in PARTS:
             for path, s in bodies[part]:
                 for action in context.actions(s, part, path):
                     self.todo[part][actor.number].append(action)
+
+    def _steps_left(self) -> None:
+        """Count steps and not trips, where loops begin at another number than 0."""
+        first = self.first or 0
+        if self.least < first:
+            uncertified(f"{self.param} may be {self.least}, and a loop begins at {first}")
+        self.least -= first
 
     def takes(self, actor: Actor, residue: int) -> bool:
         """Say whether an agent takes the tiles of a residue."""
@@ -429,12 +454,11 @@ class Protocol:
         for action in self.actions:
             name = f"{action.actor}: {_path(action.site)}"
             s = action.statement
-            if isinstance(s, Wait):
-                ((place, _),) = action.told
-                action.columns = self._by_residue(name, action, place)
-            elif isinstance(s, Arrive):
-                if any(place.cta != action.actor.cta for place, _ in action.told):
-                    action.columns = [self._column(name, action, None, 0)]
+            if isinstance(s, Wait | Arrive):
+                place, _ = action.told[0]
+                far = any(place.cta != action.actor.cta for place, _ in action.told)
+                if isinstance(s, Wait) or far or not place.counts_bytes:
+                    action.columns = self._by_residue(name, action, place)
             elif action.entry is not None:
                 self._columns_of(action, action.entry, name)
         for barrier in self.barriers:
@@ -575,14 +599,14 @@ class Protocol:
         together = action.actor.team == other.actor.team and action.site == other.site
         apart = together and one.write and two.write and action.actor is not other.actor
         apart = apart and action.entry.issuer == "warp"  # which wrote the cells of all together
-        before, step = self._latest(ring, one, other, two, -1), self.step_of(ring, other)
-        lag = None if apart else self._latest(ring, one, other, two, 0)
+        before, step = self._latest(ring, action, one, other, two, -1), self.step_of(ring, other)
+        lag = None if apart else self._latest(ring, action, one, other, two, 0)
         if lag is not None and action is other:
             lag = before
         if lag is None and before is None:
             return
         gap = None
-        if step is None and other.part == "head" and not (ring.pace.tile or ring.pace.turn):
+        if step is None and other.part == "head" != action.part and not (ring.pace.tile or ring.pace.turn):
             gap = two.offset - one.offset
         through = action.entry.proxy == "async" and other.entry.proxy == "generic"
         columns = two.fenced if through else two.columns
@@ -607,11 +631,13 @@ class Protocol:
         return (self.step_of(ring, action) or 0) * lag
 
     def _latest(
-        self, ring: PacedRing, one: Reference, other: Action, two: Reference, last: int
-    ) -> int | None:
+        self, ring: PacedRing, action: Action, one: Reference, other: Action, two: Reference,
+        last: int,
+    ) -> int | None:  # fmt: skip
         """Return the last turn, up to ``last``, at which ``other`` touched the slot of ``one``."""
         if self.step_of(ring, other) is None:
-            return last
+            here = last == 0 and action.part == other.part and (one.offset - two.offset)
+            return -1 if here and here % ring.stages else last
         every = self.takes_every(other.actor)
         for lag in range(last, last - ring.stages * every, -1):
             if ring.pace.turn and _counter(other.part) == "tile" and lag % every:
@@ -783,8 +809,14 @@ class _Scope:
         pace, offset = self._place(index, env, made.part)
         self._agree(place, pace, f"{made}")
         made.told.append((place, offset))
-        if isinstance(made.statement, Wait):
-            place.waits.append((made, offset))
+        match made.statement:
+            case Wait():
+                place.waits.append((made, offset))
+            case Arrive(bytes=expected):
+                place.arrivals.append((made, offset))
+                place.counts_bytes |= bool(int(expected))
+            case _:
+                place.counts_bytes = True
 
     def _agree(self, ring: PacedRing | Phased, pace: Pace, what: str) -> None:
         both = ring.pace.with_(pace)
@@ -930,19 +962,22 @@ class _Scope:
         """Return a form's constant, and its factors of k, trips, trips * tile, tile and turn."""
         constant = int(form.constant)
         found = dict.fromkeys(("k", "trips", "before", "tile", "turn"), 0)
-        param = self.protocol.param
+        param, first = self.protocol.param, self.protocol.first or 0
         for name, factor in form.terms:
             tile = name == self.tile or (name == self.turn and self.step == 1)
             if isinstance(factor, str):
                 if factor != param or not tile:
                     uncertified(f"an index with {factor} * {name}")
                 found["before"] += 1
+                found["tile"] += first  # by so many trips more than steps, in each tile
             elif name in env:
                 constant += int(factor) * env[name]
             elif self.loop is not None and name == self.loop.var:
                 found["k"] += int(factor)
+                constant += first * int(factor)
             elif name == param:
                 found["trips"] += int(factor)
+                constant += first * int(factor)
             elif tile:
                 found["tile"] += int(factor)
             elif name == self.turn:
@@ -991,6 +1026,7 @@ class _Scope:
         constant, f = self._parts(form, env)
         if less:
             f["trips"] -= 1
+            constant -= self.protocol.first or 0
         if self.protocol.tiled and (f["before"] or f["tile"] or f["turn"]):
             uncertified(f"{form} is compared, and depends on the tile")
         if f["trips"] and part in ("start", "end"):

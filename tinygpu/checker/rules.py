@@ -206,7 +206,7 @@ class Execution:
         stage = x % barrier.stages
         if self.begun[number] != self.at[number]:
             self.begun[number] = self.at[number]
-            if state.known[number, barrier.over[stage]] < x - barrier.stages:
+            if not self.over(number, barrier, x - barrier.stages, far=False):
                 self.refuse("parity", action, "may pass on the parity of an older phase")
         opened = state.open[barrier.number][stage]
         if opened <= x:
@@ -259,7 +259,7 @@ class Execution:
         if state.open[barrier.number][stage] != x:
             opened = state.open[barrier.number][stage]
             self.refuse("balance", action, f"counts for {barrier.name}@{x}, and {opened} is open")
-        if state.known[agent.number, barrier.over[stage]] < x - barrier.stages:
+        if not self.over(agent.number, barrier, x - barrier.stages, far=True):
             self.refuse("early", action, f"may count for {barrier.name}@{x - barrier.stages}")
         old = state.counts.get(at, (0, 0, 0, frozenset()))
         if at in state.counts and at not in state.messages:
@@ -290,32 +290,60 @@ class Execution:
                     self.refuse("deadlock", action, "ends a phase with some threads of a copy")
         else:
             for wait, offset in barrier.waits:
-                turn = self.passed(barrier, wait, offset, x - d)
-                if turn is not None and any(message[c] < turn for c in self.asked(wait, x)):
+                if not self.knows(message, barrier, wait, offset, x - d):
                     self.refuse("parity", action, f"ends {barrier.name}@{x} while {wait} for "
                                 "the phase before may not be passed")  # fmt: skip
         message[barrier.over[x % d]] = x
         state.open[barrier.number][x % d] = x + d
         del state.counts[at]
 
-    def asked(self, wait: Action, x: int) -> list[int]:
-        """Return the columns that say that a wait for a phase of the residue of x is passed."""
-        (barrier, _), loop = wait.told[0], wait.part == "loop"
-        exact = loop and not barrier.pace.tile
-        return [wait.columns[x % barrier.stages]] if exact else sorted({*wait.columns})
+    def over(self, number: int, barrier: Phased, x: int, *, far: bool) -> bool:
+        """Say whether an agent knows that phase x is over, or of all arrivals at it.
 
-    def passed(self, barrier: Phased, wait: Action, offset: int, x: int) -> int | None:
-        """Return at which turn an agent waits for index x; the last one if that is not known."""
-        last = 0 if self.happened(wait) else -1
-        counter = {"loop": "step", "head": "tile", "tail": "tile"}.get(wait.part, "")
-        step, tile, turn = (n or 0 for n in barrier.pace)
-        if any(n for name, n in (("step", step), ("tile", tile)) if name != counter) or turn:
+        All arrivals are enough where no bytes are counted: they come before what the agent does
+        next, or, from other CTAs (``far``), whatever overtakes them knows of them.
+        """
+        known = self.state.known[number]
+        if known[barrier.over[x % barrier.stages]] >= x:
+            return True
+        if barrier.counts_bytes or barrier.barrier.named or (barrier.far and not far):
+            return False
+        return bool(barrier.arrivals) and all(
+            self.knows(known, barrier, action, offset, x) for action, offset in barrier.arrivals
+        )
+
+    def knows(
+        self, clock: Any, barrier: Phased, action: Action, offset: int, x: int
+    ) -> bool:
+        """Say whether a clock has the turn at which an action waits for, or arrives at, phase x."""
+        last = 0 if self.happened(action) else -1
+        by = self.protocol.step_of(barrier, action)
+        columns = sorted({*action.columns})
+        turn: int | None = last
+        if by is None:
+            turn = self.in_earlier_tiles(barrier, action, offset, x, last)
+        elif by == 0:
+            turn = last if offset == x else None
+        else:
+            turn, rest = divmod(x - offset, by)
+            if rest or turn > last:
+                return True
+            columns = [action.columns[x % barrier.stages]]
+        return turn is None or all(clock[c] >= turn for c in columns)
+
+    def in_earlier_tiles(
+        self, barrier: Phased, action: Action, offset: int, x: int, last: int
+    ) -> int:
+        """Return the last turn, as far as it is known, at which an action was at phase x.
+
+        It moves with steps and is not in their loop: this tile's index is known, and the one of
+        the tile before where the steps since then are.
+        """
+        if last == 0 and (action.part != self.node.part or offset == x):
             return last
-        by = {"step": step, "tile": tile}.get(counter, 0)
-        if by == 0:
-            return last if offset == x else None
-        lag, rest = divmod(x - offset, by)
-        return None if rest or lag > last else lag
+        first, end = self.node.done
+        plain = action.part == "tail" and first == end and not barrier.pace.tile
+        return -2 if plain and offset - (barrier.pace.step or 0) * first > x else -1
 
     def sync(self, action: Action) -> bool:
         """Meet at bar.sync or barrier.cluster; then each knows what all know."""
@@ -393,7 +421,9 @@ class Execution:
             return  # all leave, or none
         for other in (*rest, *later):
             plain = other.entry is not None and other.entry.done == "now"
-            if not plain or (other.entry is not None and other.entry.issuer != "thread"):
+            s_ = other.statement
+            crosses = isinstance(s_, Do) and (s_.across or s_.instruction.folds)
+            if not plain or crosses or (other.entry and other.entry.issuer != "thread"):
                 self.refuse("deadlock", other, f"follows {s}, which some threads take")
 
     # Memory.
