@@ -85,7 +85,8 @@ def certified(program: Program) -> tuple[Certificate | None, Ruling]:
         except UncertifiedError as e:
             return None, Ruling("not certified", str(e))
         near, far = spans(protocol)
-        for n, f in ((near, far), (near + 1, far + 1)):
+        deep = near + max((b.stages for b in protocol.barriers), default=1)
+        for n, f in ((near, far), (deep, far + 1)):
             try:
                 c = fixpoint(protocol, n, f)
                 return c, Ruling("accepted", nodes=len(c.nodes))

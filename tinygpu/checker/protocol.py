@@ -382,7 +382,7 @@ class Protocol:
             key: tuple[Any, ...] = (buffer.name, actor.number)
             name = f"{actor}'s {buffer.name}"
         else:
-            own = (actor.team,) if int(buffer.copies) > 1 else ()
+            own = (actor.role.name, actor.copy) if int(buffer.copies) > 1 else ()
             key = (buffer.name, cta, *own)
             name = buffer.name
         if key not in self._known:
@@ -917,7 +917,7 @@ class _Scope:
         lanes = s.lanes
         if private or issuer == "one":
             thread, threads, first, count = (), (), 0, 1
-        if private and lanes is not None:
+        if private:
             self._require_lanes(buffer, s)
             lanes = None
         if thread and prod(threads) != int(a.role.threads):
@@ -935,17 +935,18 @@ class _Scope:
         return cells
 
     def _require_lanes(self, buffer: Buffer, s: Do) -> None:
-        """Require that registers are touched by the same lanes everywhere."""
+        """Require that registers which some lanes write are touched by these lanes alone."""
         role = self.actor.role
         key = ("lanes", role.name, buffer.name)
         known = self.protocol._known
         if key not in known:
-            known[key] = {
-                t.lanes
-                for t in each(role.body)
-                if isinstance(t, Do) and any(b.buffer.name == buffer.name for b in t.accesses)
+            dos = [t for t in each(role.body) if isinstance(t, Do)]
+            writes = {t.lanes for t in dos if t.write.buffer.name == buffer.name}
+            touch = {
+                t.lanes for t in dos for a in (*t.accesses,) if a.buffer.name == buffer.name
             }
-        if len(known[key]) > 1:
+            known[key] = writes == {None} or len(touch) == 1
+        if not known[key]:
             uncertified(f"{s}: {buffer.name} is touched by other lanes elsewhere")
 
     def _constant(self, form: Affine, env: Mapping[str, int], s: Statement) -> int:
