@@ -194,6 +194,12 @@ class Action:
     references: list[Reference] = field(default_factory=list)
     told: list[tuple[Phased, int]] = field(default_factory=list)
     columns: list[int] = field(default_factory=list)
+    indexed: bool = False
+
+    @property
+    def lag(self) -> int:
+        """What its column says when this turn is done: 0, or its index."""
+        return self.told[0][1] if self.indexed else 0
 
     @property
     def mark(self) -> int:
@@ -458,6 +464,9 @@ class Protocol:
                 place, _ = action.told[0]
                 far = any(place.cta != action.actor.cta for place, _ in action.told)
                 if isinstance(s, Wait) or far or not place.counts_bytes:
+                    plain = not place.pace.tile and not place.pace.turn and place.pace.step
+                    if action.part == "tail" and plain and self.least:
+                        action.indexed = True
                     action.columns = self._by_residue(name, action, place)
             elif action.entry is not None:
                 self._columns_of(action, action.entry, name)
@@ -495,7 +504,7 @@ class Protocol:
         any order, and of who skips tiles, of whom nobody knows how many steps ago the last was.
         """
         landing = action.entry is not None and action.entry.done == "mbarrier"
-        return landing or (self.takes_every(action.actor) > 1 and bool(ring.pace.step))
+        return action.indexed or landing or (self.takes_every(action.actor) > 1 and bool(ring.pace.step))
 
     def _by_residue(
         self, name: str, action: Action, ring: PacedRing | Phased
@@ -522,6 +531,11 @@ class Protocol:
         for barrier in self.barriers:
             for r, column in enumerate(barrier.over):
                 found[column] = r - barrier.stages
+        for action in self.actions:
+            if action.indexed:  # its index is at least one step more than its offset
+                (place, offset), *_ = action.told
+                for r, column in enumerate(action.columns):
+                    found[column] = offset - (offset - r) % place.stages
         return found
 
     def _moves(self) -> None:
@@ -535,8 +549,10 @@ class Protocol:
                     by = 0 if ring is None else moved(ring, kind, tile)
                     if ring is not None:  # the columns of its residues are neighbours
                         source[column] += (residue + by) % ring.stages - residue
-                    turns = action is not None and _counter(action.part) == kind
-                    less[column] = int(turns) if action is not None else by
+                    if action is None or action.indexed:
+                        less[column] = by
+                    else:
+                        less[column] = int(_counter(action.part) == kind)
                 self.moves[kind, tile] = (source, less)
 
     def _groups(self) -> None:
@@ -562,13 +578,14 @@ class Protocol:
         fences: list[set[tuple[int, int, bool]]] = [set() for _ in self.actors]
         products: list[set[int]] = [set() for _ in self.actors]
         for action in self.actions:
-            parts[action.part].update(action.marks)
+            parts[action.part].update(() if action.indexed else action.marks)
             for one in action.references:
                 each_ = action.entry is not None and action.entry.issuer == "thread"
                 pairs = zip(one.columns, one.fenced, strict=False)
                 fences[action.actor.number].update((c, f, each_) for c, f in pairs)
                 if action.entry is not None and action.entry.done == "wgmma":
                     products[action.actor.number].update(one.columns)
+        self.indexed = [action for action in self.actions if action.indexed]
         whole = np.intp
         self.columns = {part: np.array(sorted(some), whole) for part, some in parts.items()}
         self.fenced = [sorted(some) for some in fences]
@@ -650,7 +667,7 @@ class Protocol:
     def _prior(self, column: int) -> int:
         """Return the last turn before this one that a column is about; -1 if that varies."""
         action, ring, residue = self.rules[column]
-        if action is None or ring is None or not self.step_of(ring, action):
+        if action is None or ring is None or action.indexed or not self.step_of(ring, action):
             return -1
         (offset,) = {n for place, n in action.told if place is ring} or {
             one.offset for one in action.references if one.ring is ring and column in one.columns

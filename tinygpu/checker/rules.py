@@ -137,6 +137,32 @@ class Execution:
                 lags = clocks[..., some]
                 raised = (lags >= self.protocol.prior[some]) & (lags < top)
                 clocks[..., some] = np.where(raised, top, lags)
+        self.absent_indices()
+
+    def absent_indices(self) -> None:
+        """The same of who stands behind the loop over steps and is known by its index.
+
+        It has no turn where the loop goes on.
+        """
+        if self.node.part not in ("loop", "tail"):
+            return
+        columns, index, stages = [], [], []
+        for action in self.protocol.indexed:
+            (barrier, offset), *_ = action.told
+            if self.node.part == "loop":
+                offset += barrier.pace.step or 0
+            if action.number not in self.done and (
+                self.node.part == "tail" or self.node.left[0] > 1
+            ):
+                columns.append(action.columns[offset % barrier.stages])
+                index.append(offset)
+                stages.append(barrier.stages)
+        if not columns:
+            return
+        state, top, least = self.state, np.array(index), np.array(index) - np.array(stages)
+        for clocks in (state.known, state.own, *state.messages.values(), *state.groups.values()):
+            lags = clocks[..., columns]
+            clocks[..., columns] = np.where((lags >= least) & (lags < top), top, lags)
 
     def pruned(self) -> None:
         """Forget messages that nobody can wait for, of phases before the last that is over."""
@@ -218,7 +244,7 @@ class Execution:
         np.maximum(
             state.known[number], state.messages[barrier.number, x], out=state.known[number]
         )
-        self.learn(action, action.mark)
+        self.learn(action, action.mark, action.lag)
         return True
 
     def arrive(self, action: Action) -> None:
@@ -229,7 +255,7 @@ class Execution:
             self.contribute(action, *action.told[0], self.tell(action.actor.number), many, 0, 0)
             return
         if action.columns:
-            self.learn(action, action.mark)
+            self.learn(action, action.mark, action.lag)
         message = self.tell(action.actor.number)
         for barrier, x in action.told:
             self.contribute(action, barrier, x, message, many, int(s.bytes) * many, 0)
@@ -246,7 +272,7 @@ class Execution:
             return False
         known = self.state.known[number]
         np.maximum(known, self.state.messages[barrier.number, x], out=known)
-        self.learn(action, action.mark)
+        self.learn(action, action.mark, action.lag)
         return True
 
     def contribute(
@@ -308,7 +334,8 @@ class Execution:
             return True
         if barrier.counts_bytes or barrier.barrier.named or (barrier.far and not far):
             return False
-        return bool(barrier.arrivals) and all(
+        complete = self.state.open[barrier.number][x % barrier.stages] > x
+        return complete and all(
             self.knows(known, barrier, action, offset, x) for action, offset in barrier.arrivals
         )
 
@@ -320,30 +347,16 @@ class Execution:
         by = self.protocol.step_of(barrier, action)
         columns = sorted({*action.columns})
         turn: int | None = last
-        if by is None:
-            turn = self.in_earlier_tiles(barrier, action, offset, x, last)
-        elif by == 0:
+        if action.indexed:
+            return bool(clock[action.columns[x % barrier.stages]] >= x)
+        if by == 0:
             turn = last if offset == x else None
-        else:
+        elif by is not None:
             turn, rest = divmod(x - offset, by)
             if rest or turn > last:
                 return True
             columns = [action.columns[x % barrier.stages]]
         return turn is None or all(clock[c] >= turn for c in columns)
-
-    def in_earlier_tiles(
-        self, barrier: Phased, action: Action, offset: int, x: int, last: int
-    ) -> int:
-        """Return the last turn, as far as it is known, at which an action was at phase x.
-
-        It moves with steps and is not in their loop: this tile's index is known, and the one of
-        the tile before where the steps since then are.
-        """
-        if last == 0 and (action.part != self.node.part or offset == x):
-            return last
-        first, end = self.node.done
-        plain = action.part == "tail" and first == end and not barrier.pace.tile
-        return -2 if plain and offset - (barrier.pace.step or 0) * first > x else -1
 
     def sync(self, action: Action) -> bool:
         """Meet at bar.sync or barrier.cluster; then each knows what all know."""
@@ -544,6 +557,11 @@ class Execution:
             if action.entry is not None and action.entry.done == "mbarrier":
                 if any(best[c] < last for one in action.references for c in one.columns):
                     self.refuse("exit", action, "nobody waits for its bytes")
+            need = {c: last for c in action.marks}
+            if action.indexed:
+                (barrier, offset), *_ = action.told
+                need = {c: offset - (offset - r) % barrier.stages
+                        for r, c in enumerate(action.columns)}  # fmt: skip
             sent = [(place.cta, action.columns) for place, _ in action.told]
             sent += [
                 (one.ring.cta, one.columns)
@@ -553,5 +571,5 @@ class Execution:
             for cta, columns in sent:
                 if cta != action.actor.cta and columns:
                     there = [self.tell(a.number) for a in actors if a.cta == cta]
-                    if any(max(int(known[c]) for known in there) < last for c in columns):
+                    if any(max(int(known[c]) for known in there) < need[c] for c in columns):
                         self.refuse("exit", action, f"may reach CTA {cta} when that has ended")
