@@ -1,69 +1,54 @@
-"""Make a certificate: a fixpoint over the checker's own transfer."""
+"""Make certificates: a fixpoint over the checker's own transfer.  Nothing here is believed.
+
+Nodes begin with what is true where they are first reached; what another way makes of them lowers
+the claims, until all follow.  Lags that nobody can ask for any more are forgotten, so that this
+ends.
+"""
+
 from __future__ import annotations
 
 import numpy as np
 
-from tinygpu.checker.check import Certificate, Position, executed, successors
-from tinygpu.checker.invariant import Held, Invariant, follows
+from tinygpu.checker.check import START, Certificate, Position, executed, successors
+from tinygpu.checker.invariant import Clocks, Held, Invariant, follows
 from tinygpu.checker.outcome import RefusedError, Ruling, UncertifiedError, refuse
-from tinygpu.checker.protocol import NONE, Clock, Protocol
+from tinygpu.checker.protocol import NONE, Protocol
 from tinygpu.term.program import Program
 
 __all__ = ["certified"]
 
-
-def fixpoint(protocol: Protocol, near: int, far: int) -> Certificate:
-    first: Position = ("start", 0, 0, 0)
-    nodes = {first: Invariant.first(protocol)}
-    floor = -2 - near - max(
-        (-n for ring in protocol.rings for _, one in ring.references for c in one.conflicts
-         for n in (c.lag, c.before) if n is not None), default=0)
-    floor = min(floor, -2 - near - 2 * max((b.stages for b in protocol.barriers), default=0))
-    work = [first]
-    passes = 0
-    while work:
-        at = work.pop(0)
-        passes += 1
-        if passes > 4000:
-            refuse("no fixpoint")
-        after = executed(protocol, at, near, far, nodes[at])
-        for to in successors(protocol, at, near, far):
-            if to not in nodes:
-                nodes[to] = after
-            elif follows(protocol, after, nodes[to]):
-                nodes[to] = both(nodes[to], after, floor)
-            else:
-                continue
-            if to not in work:
-                work.append(to)
-    return Certificate(near, far, protocol.early, nodes)
+_MOST = 4000
 
 
-def both(a: Invariant, b: Invariant, floor: int) -> Invariant:
-    if a.open != b.open or a.counts != b.counts:
-        refuse(f"phases differ: {a.open} {b.open} {a.counts} {b.counts}")
+def certified(program: Program) -> tuple[Certificate | None, Ruling]:
+    """Return a term's certificate, or None and why there is none.
 
-    def held(x: Held, y: Held) -> Held:
-        if x is None or y is None or x[0] != y[0]:
-            return None
-        return x[0], x[1] & y[1]
+    A refusal is of the maker's first try: it found no invariant, which is no proof of a fault.
+    """
+    first: Ruling | None = None
+    for early in (False, True):
+        try:
+            protocol = Protocol(program, early=early)
+        except RefusedError as error:
+            return None, Ruling("refused", str(error))
+        except UncertifiedError as error:
+            return None, Ruling("not certified", str(error))
+        near, far = _spans(protocol)
+        deep = near + max((b.stages for b in protocol.barriers), default=1)
+        for one, other in ((near, far), (deep, far + 1)):
+            try:
+                found = _fixpoint(protocol, one, other)
+                believed = tuple(sorted(protocol.believed))
+                return found, Ruling("accepted", nodes=len(found.nodes), believed=believed)
+            except RefusedError as error:
+                first = first or Ruling("refused", str(error))
+            except UncertifiedError as error:
+                first = first or Ruling("not certified", str(error))
+    assert first is not None
+    return None, first
 
-    def least(x: Clock, y: Clock) -> Clock:
-        found = np.minimum(x, y)
-        found[(found < floor) & (found < x)] = NONE
-        return found
 
-    return Invariant(
-        least(a.known, b.known), least(a.own, b.own),
-        {at: least(m, b.messages[at]) for at, m in a.messages.items() if at in b.messages},
-        a.open, a.counts,
-        {at: least(m, b.groups[at]) for at, m in a.groups.items()},
-        [x or y for x, y in zip(a.touched, b.touched)],
-        [[held(x, y) for x, y in zip(m, n)] for m, n in zip(a.holds, b.holds)],
-    )
-
-
-def spans(protocol: Protocol) -> tuple[int, int]:
+def _spans(protocol: Protocol) -> tuple[int, int]:
     """Return from how many steps done, and left, on no guard and no start changes."""
     near = far = 0
     for action in protocol.actions:
@@ -75,23 +60,63 @@ def spans(protocol: Protocol) -> tuple[int, int]:
     return near, far
 
 
-def certified(program: Program) -> tuple[Certificate | None, Ruling]:
-    last = None
-    for early in (False, True):
-        try:
-            protocol = Protocol(program, early=early)
-        except RefusedError as e:
-            return None, Ruling("refused", str(e))
-        except UncertifiedError as e:
-            return None, Ruling("not certified", str(e))
-        near, far = spans(protocol)
-        deep = near + max((b.stages for b in protocol.barriers), default=1)
-        for n, f in ((near, far), (deep, far + 1)):
-            try:
-                c = fixpoint(protocol, n, f)
-                return c, Ruling("accepted", nodes=len(c.nodes))
-            except RefusedError as e:
-                last = last or Ruling("refused", str(e))
-            except UncertifiedError as e:
-                last = last or Ruling("not certified", str(e))
-    return None, last
+def _fixpoint(protocol: Protocol, near: int, far: int) -> Certificate:
+    asked = [
+        -lag
+        for ring in protocol.rings
+        for _, one in ring.references
+        for conflict in one.conflicts
+        for lag in (conflict.lag, conflict.before)
+        if lag is not None
+    ]
+    stages = max((b.stages for b in protocol.barriers), default=0)
+    floor = -2 - near - max(2 * stages, *asked, 0)
+    nodes = {START: Invariant.first(protocol)}
+    work: list[Position] = [START]
+    for _ in range(_MOST):
+        if not work:
+            return Certificate(near, far, protocol.early, nodes)
+        at = work.pop(0)
+        after = executed(protocol, at, near, far, nodes[at])
+        for to in successors(protocol, at, near, far):
+            if to not in nodes:
+                nodes[to] = after
+            elif follows(protocol, after, nodes[to]):
+                nodes[to] = _both(nodes[to], after, floor)
+            else:
+                continue
+            if to not in work:
+                work.append(to)
+    refuse(f"certificate: none is found in {_MOST} steps")
+
+
+def _both(one: Invariant, other: Invariant, floor: int) -> Invariant:
+    """Return what is true after either of two ways."""
+    if one.open != other.open or one.counts != other.counts:
+        refuse(f"certificate: two ways to a node leave other phases open: {one.open}, {other.open}")
+
+    def least(x: Clocks, y: Clocks) -> Clocks:
+        found = np.minimum(x, y)
+        found[(found < floor) & (found < x)] = NONE
+        return found
+
+    def held(x: Held, y: Held) -> Held:
+        return None if x is None or y is None or x[0] != y[0] else (x[0], x[1] & y[1])
+
+    return Invariant(
+        known=least(one.known, other.known),
+        own=least(one.own, other.own),
+        messages={
+            at: least(clock, other.messages[at])
+            for at, clock in one.messages.items()
+            if at in other.messages
+        },
+        open=one.open,
+        counts=one.counts,
+        groups={at: least(clocks, other.groups[at]) for at, clocks in one.groups.items()},
+        touched=[x or y for x, y in zip(one.touched, other.touched, strict=True)],
+        holds=[
+            [held(x, y) for x, y in zip(mine, others, strict=True)]
+            for mine, others in zip(one.holds, other.holds, strict=True)
+        ],
+    )

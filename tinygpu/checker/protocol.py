@@ -123,6 +123,11 @@ class PacedRing:
     through: bool = False
     references: list[tuple[Action, Reference]] = field(default_factory=list)
 
+    @property
+    def key(self) -> str:
+        """What it is called in every CTA."""
+        return self.buffer.name
+
 
 @dataclass(slots=True)
 class Phased:
@@ -139,6 +144,11 @@ class Phased:
     waits: list[tuple[Action, int]] = field(default_factory=list)
     arrivals: list[tuple[Action, int]] = field(default_factory=list)
     counts_bytes: bool = False
+
+    @property
+    def key(self) -> str:
+        """What it is called in every CTA."""
+        return self.name
 
     @property
     def far(self) -> bool:
@@ -454,7 +464,7 @@ class Protocol:
     def _columns(self) -> None:
         """Number the columns of a clock, with how each moves with a step and with a tile."""
         self.names: list[str] = []
-        self.rules: list[tuple[Action | None, PacedRing | Phased | None, int]] = []
+        self.rules: list[tuple[Action | None, PacedRing | Phased | None, int, str]] = []
         for ring in self.rings:
             ring.through = any(_proxy(a) == "async" for a, _ in ring.references)
         for action in self.actions:
@@ -522,7 +532,7 @@ class Protocol:
         self, name: str, action: Action | None, ring: PacedRing | Phased | None, residue: int
     ) -> int:
         self.names.append(name)
-        self.rules.append((action, ring, residue))
+        self.rules.append((action, ring, residue, "fenced" if name.endswith("fenced") else ""))
         return len(self.names) - 1
 
     def beginning(self) -> Clock:
@@ -545,7 +555,7 @@ class Protocol:
             for tile in range(self.period):
                 source = np.arange(len(self.names))
                 less = np.zeros(len(self.names), np.int32)
-                for column, (action, ring, residue) in enumerate(self.rules):
+                for column, (action, ring, residue, _) in enumerate(self.rules):
                     by = 0 if ring is None else moved(ring, kind, tile)
                     if ring is not None:  # the columns of its residues are neighbours
                         source[column] += (residue + by) % ring.stages - residue
@@ -591,6 +601,49 @@ class Protocol:
         self.fenced = [sorted(some) for some in fences]
         self.products = [np.array(sorted(some), whole) for some in products]
         self.prior = np.array([self._prior(c) for c in range(len(self.names))], np.int32)
+
+    def images(self) -> list[tuple[int, NDArray[np.intp]] | None]:
+        """Return of each agent which it may be an image of, and from which column each is.
+
+        The first copy in the first CTA of the cluster stands for the others; see ``written``.
+        """
+        extents = [int(n) for _, n in self.program.cluster]
+
+        def seen(actor: Actor, me: Actor) -> tuple[Any, ...]:
+            by = (a - b for a, b in zip(actor.cta, me.cta, strict=True))
+            cta = tuple(n % extent for n, extent in zip(by, extents, strict=True))
+            copy = actor.copy
+            if actor.role.name == me.role.name and copy in (0, me.copy):
+                copy = me.copy - copy
+            return (actor.role.name, copy, actor.first, cta)
+
+        def keys(me: Actor) -> dict[tuple[Any, ...], int]:
+            found: dict[tuple[Any, ...], int] = {}
+            times: dict[tuple[Any, ...], int] = {}
+            for column, (action, ring, residue, what) in enumerate(self.rules):
+                where = ring.cta if isinstance(ring, PacedRing | Phased) else me.cta
+                by = tuple((a - b) % n for a, b, n in zip(where, me.cta, extents, strict=True))
+                name = "" if ring is None else ring.key
+                who = () if action is None else (seen(action.actor, me), action.part, action.site)
+                key: tuple[Any, ...] = (who, name, by, residue, what)
+                times[key] = times.get(key, 0) + 1
+                found[(*key, times[key])] = column
+            return found
+
+        found: list[tuple[int, NDArray[np.intp]] | None] = []
+        first = {(a.role.name, a.first): a for a in reversed(self.actors) if a.copy == 0
+                 and not any(a.cta)}  # fmt: skip
+        for actor in self.actors:
+            one = first[actor.role.name, actor.first]
+            image = None
+            if one is not actor:
+                mine, theirs = keys(actor), keys(one)
+                if mine.keys() == theirs.keys():
+                    image = np.zeros(len(self.names), np.intp)
+                    for key, column in mine.items():
+                        image[column] = theirs[key]
+            found.append(None if image is None else (one.number, image))
+        return found
 
     # Conflicts.
 
@@ -666,7 +719,7 @@ class Protocol:
 
     def _prior(self, column: int) -> int:
         """Return the last turn before this one that a column is about; -1 if that varies."""
-        action, ring, residue = self.rules[column]
+        action, ring, residue, _ = self.rules[column]
         if action is None or ring is None or action.indexed or not self.step_of(ring, action):
             return -1
         (offset,) = {n for place, n in action.told if place is ring} or {
