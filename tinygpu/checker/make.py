@@ -50,10 +50,10 @@ def certified(program: Program) -> tuple[Certificate | None, Ruling]:
 
 def _spans(protocol: Protocol) -> tuple[int, int]:
     """Return from how many steps done, and left, on no guard and no start changes."""
-    near = far = 0
+    near, far = 0, 1
     for action in protocol.actions:
         for constant, done, left in (*action.guards, *([action.fresh] if action.fresh else [])):
-            if done:
+            if done and -constant * done >= 0:
                 near = max(near, abs(constant) // abs(done) + 1)
             if left:
                 far = max(far, abs(constant) // abs(left))
