@@ -19,9 +19,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.async_protocols import (
-    BY_THREAD, HELD, K, TILE, X, Y, by_hand, chain, store_ring, two_producers,
+    BY_THREAD,
+    HELD,
+    TILE,
+    K,
+    X,
+    Y,
+    by_hand,
+    chain,
+    store_ring,
+    two_producers,
 )
-from tests.async_protocols import _load as load
 from tests.async_protocols import _loop as loop
 from tests.async_protocols import _program as protocol
 from tests.async_protocols import _read as read
@@ -38,13 +46,29 @@ from tinygpu.errors import ProgramError
 from tinygpu.isa.instructions import INSTRUCTIONS
 from tinygpu.term.fields import KNOWN
 from tinygpu.term.program import (
-    Access, Affine, Arrive, Barrier, Do, Elect, Fence, For, Predicate, Program, Role, Scalar,
-    Statement, Sync, Wait, When, each,
+    Access,
+    Affine,
+    Arrive,
+    Barrier,
+    Do,
+    Elect,
+    Fence,
+    For,
+    Predicate,
+    Program,
+    Role,
+    Scalar,
+    Statement,
+    Sync,
+    Wait,
+    When,
+    each,
 )  # fmt: skip
 
 ROOT = Path(__file__).parents[1]
 PRESETS = [(name, point) for name in ("simt", "ampere", "hopper") for point in presets(name)]
 READ = Fence("proxy.async")
+Body = tuple[Statement, ...]
 
 
 def ruling(program: Program) -> Ruling:
@@ -97,8 +121,9 @@ def test_a_users_instruction_is_believed() -> None:
     )  # fmt: skip
 
     def one(s: Statement) -> Statement:
-        taken = isinstance(s, Do) and s.variant == "fma" and len(s.reads) == 3
-        return replace(s, instruction=own, variant="") if taken else s  # type: ignore[call-arg]
+        if isinstance(s, Do) and s.variant == "fma" and len(s.reads) == 3:
+            return replace(s, instruction=own, variant="")
+        return s
 
     found = ruling(rewritten(term("simt", "shared"), one))
     assert found.accepted
@@ -106,9 +131,11 @@ def test_a_users_instruction_is_believed() -> None:
     late = replace(own, completion="commit_group", meaning=None, lower=lambda *_: None, types=())
     program = rewritten(
         term("ampere", "ring"),
-        lambda s: replace(s, instruction=replace(late, reads=("gmem",), writes=("smem",)))
-        if isinstance(s, Do) and s.instruction.name == "cp.async"
-        else s,
+        lambda s: (
+            replace(s, instruction=replace(late, reads=("gmem",), writes=("smem",)))
+            if isinstance(s, Do) and s.instruction.name == "cp.async"
+            else s
+        ),
     )
     assert ruling(program).word == "not certified"
 
@@ -183,7 +210,7 @@ def test_a_field_that_somebody_adds_is_not_certified() -> None:
     more = make_dataclass("Fence", [("scope", str, "gpu")], bases=(Fence,), frozen=True)
 
     def one(s: Statement) -> Statement:
-        return more(s.kind) if isinstance(s, Fence) else s  # type: ignore[no-any-return]
+        return more(s.kind) if isinstance(s, Fence) else s
 
     program = rewritten(store_ring(2, 2), lambda s: s)
     object.__setattr__(program, "roles", rewritten(store_ring(2, 2), one).roles)
@@ -196,7 +223,10 @@ def test_a_field_that_somebody_adds_is_not_certified() -> None:
     ("change", "word"),
     [
         (lambda s: replace(s, after="tcgen05") if isinstance(s, Arrive) else s, "not certified"),
-        (lambda s: replace(s, start=3) if isinstance(s, For) and s.var == "k" else s, "not certified"),
+        (
+            lambda s: replace(s, start=3) if isinstance(s, For) and s.var == "k" else s,
+            "not certified",
+        ),
     ],
 )
 def test_what_has_to_be_its_default(change: Callable[[Any], Any], word: str) -> None:
@@ -234,7 +264,8 @@ def loads(order: str) -> Program:
 
     made = {"W": one(0, 64), "C": one(0, 32), "D": one(1, 32)}
     these = tuple(made[x] for x in order)
-    fill = (Wait(empty, K + -2), Arrive(full, K, bytes=sum(4 * s.values[0] for s in these)), *these)
+    expected = sum(4 * s.values[0] for s in these)
+    fill: Body = (Wait(empty, K + -2), Arrive(full, K, bytes=expected), *these)
     out = Access(Y, *BY_THREAD, origin=(K * TILE,), guard=(True,))
     mine = Access(HELD, ((1,),), index=K)
     store = Do(INSTRUCTIONS["st.global"], out, (mine,), (2,), (32,))
@@ -269,7 +300,7 @@ def test_two_turns_of_parts_at_one_index_are_a_race(parts: int) -> None:
         target = Access(into, ((1,),), origin=(Affine(part * size),))
         copy = INSTRUCTIONS["cp.async.bulk.tensor"]
         these.append(Do(copy, target, (source,), (size,), signal=(full, K)))
-    fill = (Wait(empty, K + -2), Arrive(full, K, bytes=4 * TILE), *these)
+    fill: Body = (Wait(empty, K + -2), Arrive(full, K, bytes=4 * TILE), *these)
     program = protocol(
         "turns", (into,), (full, empty), Role("loader", 32, (Elect((loop(*fill),)),)),
         Role("worker", 32, (loop(Wait(full, K), Arrive(empty, K)),)),
@@ -298,8 +329,9 @@ def test_sums_that_start_anew_late_are_read_unwritten(far: int) -> None:
     """``fresh`` at a later step: the first product adds to registers that nothing wrote."""
 
     def one(s: Statement) -> Statement:
-        late = isinstance(s, Do) and s.fresh is not None
-        return replace(s, fresh=s.fresh + -far) if late else s  # type: ignore[union-attr, operator, call-arg]
+        if isinstance(s, Do) and s.fresh is not None:
+            return replace(s, fresh=s.fresh + -far)
+        return s
 
     found = ruling(rewritten(term("hopper", "plain"), one))
     assert found.word == "refused"
@@ -346,9 +378,11 @@ def ruling_unread(program: Program) -> Ruling:
 def test_global_memory_that_is_read_and_written_is_not_certified() -> None:
     program = rewritten(
         store_ring(1, 0),
-        lambda s: replace(s, write=replace(s.write, buffer=X))
-        if isinstance(s, Do) and s.write.buffer.name == "y"
-        else s,
+        lambda s: (
+            replace(s, write=replace(s.write, buffer=X))
+            if isinstance(s, Do) and s.write.buffer.name == "y"
+            else s
+        ),
     )
     assert ruling(program).word == "not certified"
 
@@ -417,7 +451,9 @@ def test_no_edited_certificate_of_an_illegal_term_is_accepted(data: st.DataObjec
         lags = [x for run in clock for x in ([run[0]] * run[1] if isinstance(run, list) else [run])]
         lags = (lags + [data.draw(st.integers(-3, 1))] * width)[:width]
         for _ in range(data.draw(st.integers(0, 3))):
-            lags[data.draw(st.integers(0, width - 1))] = data.draw(st.sampled_from([0, -1, -2, 1, 9]))
+            lags[data.draw(st.integers(0, width - 1))] = data.draw(
+                st.sampled_from([0, -1, -2, 1, 9])
+            )
         clock[:] = lags
     for _ in range(data.draw(st.integers(0, 4))):
         node = data.draw(st.sampled_from(tree["nodes"]))

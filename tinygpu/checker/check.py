@@ -46,7 +46,7 @@ from dataclasses import dataclass
 from tinygpu.checker.invariant import Invariant, advanced, follows
 from tinygpu.checker.outcome import RefusedError, Ruling, UncertifiedError, refuse
 from tinygpu.checker.protocol import Part, Protocol
-from tinygpu.checker.rules import MANY, Execution, Node
+from tinygpu.checker.rules import MANY, Execution, Situation
 from tinygpu.term.program import Program
 
 __all__ = ["START", "Certificate", "Position", "check", "executed", "ruled", "successors"]
@@ -104,7 +104,7 @@ def executed(protocol: Protocol, at: Position, near: int, far: int, claim: Invar
     """
     part, done, left, tile = at
     whole = (done, MANY if done == near else done), (left, MANY if left > far else left)
-    after = Execution(protocol, Node(part, *whole, tile), claim.copy()).run()
+    after = Execution(protocol, Situation(part, *whole, tile), claim.copy()).run()
     kind = {"loop": "step", "tail": "tile"}.get(part)
     return advanced(protocol, after, kind, tile) if kind else after
 

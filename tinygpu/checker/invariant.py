@@ -62,10 +62,7 @@ class Invariant:
             },
             open=[list(range(b.stages)) for b in protocol.barriers],
             counts={},
-            groups={
-                key: np.tile(start, (most + 2, 1))
-                for key, most in protocol.groups.items()
-            },
+            groups={key: np.tile(start, (most + 2, 1)) for key, most in protocol.groups.items()},
             touched=[True] * len(protocol.actors),
             holds=[[None] * ring.stages for ring in protocol.rings],
         )
@@ -131,11 +128,11 @@ def follows(protocol: Protocol, state: Invariant, claim: Invariant) -> str:
     for key, clocks in claim.groups.items():
         if (state.groups[key] < clocks).any():
             return f"groups of {key[1]} of {actors[key[0]]}"
-    for agent, (mine, claimed) in enumerate(zip(state.touched, claim.touched, strict=True)):
-        if mine and not claimed:
+    for agent, (dirty, clean) in enumerate(zip(state.touched, claim.touched, strict=True)):
+        if dirty and not clean:
             return f"{actors[agent]} has touched no registers of products"
-    for ring, mine, claimed in zip(protocol.rings, state.holds, claim.holds, strict=True):
-        for one, held in zip(mine, claimed, strict=True):
+    for ring, slots, said in zip(protocol.rings, state.holds, claim.holds, strict=True):
+        for one, held in zip(slots, said, strict=True):
             if held is not None and (one is None or one[0] != held[0] or held[1] & ~one[1]):
                 return f"a slot of {ring.name} holds index {held[0]}, and not {one and one[0]}"
     return ""

@@ -39,7 +39,7 @@ from numpy.typing import NDArray
 
 from tinygpu.checker.cells import box, placed, sound_storage
 from tinygpu.checker.outcome import refuse, uncertified
-from tinygpu.checker.table import Entry, entry_of, require_fields, require_types
+from tinygpu.checker.table import GROUPS, Entry, entry_of, require_fields, require_types
 from tinygpu.term.expression import Apply, Constant, Expression, Value
 from tinygpu.term.program import (
     Access,
@@ -156,7 +156,7 @@ class Phased:
         return any(action.actor.cta != self.cta for action, _ in self.arrivals)
 
 
-class Conflict(NamedTuple):
+class Premise(NamedTuple):
     """What a reference has to know of an action: ``lag`` in ``column`` if it was done at this turn
     of its part, ``before`` if not yet; None: nothing.
 
@@ -181,7 +181,7 @@ class Reference:
     adds: bool = False
     columns: list[int] = field(default_factory=list)
     fenced: list[int] = field(default_factory=list)
-    conflicts: list[Conflict] = field(default_factory=list)
+    conflicts: list[Premise] = field(default_factory=list)
 
     @property
     def mark(self) -> int:
@@ -405,9 +405,7 @@ class Protocol:
             if not sound_storage(buffer):
                 refuse(f"storage: two cells of {buffer.name} have one place, or lie outside")
             cells = prod(int(n) for n in buffer.shape)
-            found = PacedRing(
-                len(self.rings), name, buffer, cta, int(buffer.stages), cells
-            )
+            found = PacedRing(len(self.rings), name, buffer, cta, int(buffer.stages), cells)
             self.rings.append(found)
             self._known[key] = found
         ring: PacedRing = self._known[key]
@@ -420,9 +418,7 @@ class Protocol:
             many = int(barrier.arrivals)
             if (many % 32 if barrier.named else not 1 <= many < 1 << 20) or many < 1:
                 refuse(f"balance: {barrier.name} counts {many} arrivals")
-            found = Phased(
-                len(self.barriers), barrier.name, barrier, cta, int(barrier.stages)
-            )
+            found = Phased(len(self.barriers), barrier.name, barrier, cta, int(barrier.stages))
             self.barriers.append(found)
             self._known[key] = found
         one: Phased = self._known[key]
@@ -488,7 +484,7 @@ class Protocol:
 
     def _columns_of(self, action: Action, entry: Entry, name: str) -> None:
         """Number what may be asked of an instruction: a product's is that of its warpgroup."""
-        who = action.actor.team if entry.done == "wgmma" else action.actor.number
+        who = action.actor.team if entry.done == "multiplied" else action.actor.number
         for one in action.references:
             private = one.ring.buffer.level == "registers"
             if private and entry.done == "now":
@@ -497,7 +493,7 @@ class Protocol:
             key: tuple[Any, ...] = ("columns", who, action.part, action.site)
             if self._residues(action, ring):
                 alike = (ring.stages, ring.pace, one.offset % ring.stages)
-                key = (*key, *((ring.number,) if entry.done == "mbarrier" else alike))
+                key = (*key, *((ring.number,) if entry.done == "landed" else alike))
             if key not in self._known:
                 self._known[key] = self._by_residue(name, action, ring)
             one.columns = self._known[key]
@@ -513,12 +509,14 @@ class Protocol:
         It is not where each turn is known with all turns before it: it is of loads, which land in
         any order, and of who skips tiles, of whom nobody knows how many steps ago the last was.
         """
-        landing = action.entry is not None and action.entry.done == "mbarrier"
-        return action.indexed or landing or (self.takes_every(action.actor) > 1 and bool(ring.pace.step))
+        landing = action.entry is not None and action.entry.done == "landed"
+        return (
+            action.indexed
+            or landing
+            or (self.takes_every(action.actor) > 1 and bool(ring.pace.step))
+        )
 
-    def _by_residue(
-        self, name: str, action: Action, ring: PacedRing | Phased
-    ) -> list[int]:
+    def _by_residue(self, name: str, action: Action, ring: PacedRing | Phased) -> list[int]:
         """Number the columns of a reference, or of a wait."""
         if not self._residues(action, ring):
             return [self._column(name, action, None, 0)] * ring.stages
@@ -573,11 +571,11 @@ class Protocol:
             s, number = action.statement, action.actor.number
             if isinstance(s, Commit | WaitGroup):
                 most = int(s.pending) if isinstance(s, WaitGroup) else 0
-                key = (number, s.group)
+                key = (number, GROUPS.get(s.group, s.group))
                 self.groups[key] = max(self.groups.get(key, 0), most)
-            elif action.entry is not None and action.entry.done in ("cp.async", "wgmma", "bulk"):
+            elif action.entry is not None and action.entry.done in GROUPS.values():
                 self.groups.setdefault((number, action.entry.done), 0)
-            if action.entry is not None and action.entry.done == "wgmma":
+            if action.entry is not None and action.entry.done == "multiplied":
                 own = (r.ring for r in action.references if r.ring.buffer.level == "registers")
                 self.sums[number].update(ring.number for ring in own)
         self._lists()
@@ -593,7 +591,7 @@ class Protocol:
                 each_ = action.entry is not None and action.entry.issuer == "thread"
                 pairs = zip(one.columns, one.fenced, strict=False)
                 fences[action.actor.number].update((c, f, each_) for c, f in pairs)
-                if action.entry is not None and action.entry.done == "wgmma":
+                if action.entry is not None and action.entry.done == "multiplied":
                     products[action.actor.number].update(one.columns)
         self.indexed = [action for action in self.actions if action.indexed]
         whole = np.intp
@@ -662,9 +660,14 @@ class Protocol:
         assert action.entry is not None
         assert other.entry is not None
         if ring.buffer.level == "registers":  # a thread's own, in its order, but for products
-            if other.entry.done != "wgmma":
+            if other.entry.done != "multiplied":
                 return
-            if action.entry.done == "wgmma" and one.adds and two.adds and _alike(action, other):
+            if (
+                action.entry.done == "multiplied"
+                and one.adds
+                and two.adds
+                and _alike(action, other)
+            ):
                 return  # sums of products of one shape are added in order
         together = action.actor.team == other.actor.team and action.site == other.site
         apart = together and one.write and two.write and action.actor is not other.actor
@@ -676,13 +679,17 @@ class Protocol:
         if lag is None and before is None:
             return
         gap = None
-        if step is None and other.part == "head" != action.part and not (ring.pace.tile or ring.pace.turn):
+        if (
+            step is None
+            and other.part == "head" != action.part
+            and not (ring.pace.tile or ring.pace.turn)
+        ):
             gap = two.offset - one.offset
         through = action.entry.proxy == "async" and other.entry.proxy == "generic"
         columns = two.fenced if through else two.columns
         if step is not None:
             columns = [columns[one.offset % ring.stages]]
-        one.conflicts += [Conflict(other, c, lag, before, gap) for c in sorted({*columns})]
+        one.conflicts += [Premise(other, c, lag, before, gap) for c in sorted({*columns})]
 
     def step_of(self, ring: PacedRing | Phased, action: Action) -> int | None:
         """Return by how much an index of an action moves from turn to turn; None: it varies."""
@@ -786,7 +793,8 @@ def least_of(program: Program, name: str) -> int:
             case Apply("add" | "mul" | "max" | "min" as how, parts):
                 every = [least(p) for p in parts]
                 if how != "mul" or all(n >= 0 for n in every):
-                    return {"add": sum, "mul": prod, "max": max, "min": min}[how](every)
+                    fold: Any = {"add": sum, "mul": prod, "max": max, "min": min}[how]
+                    return int(fold(every))
         uncertified(f"{name} = {known[name]}: its least value")
 
     return least(known[name])
@@ -918,7 +926,7 @@ class _Scope:
             uncertified(f"{s}: a shuffle among some lanes")
         if s.fresh is not None:
             made.fresh = self._linear(s.fresh, env, made.part)
-        adds = made.entry.done == "wgmma" or s.instruction.name == "mma.sync"
+        adds = made.entry.adds
         for i, read in enumerate(s.reads):
             if isinstance(read, Access):
                 sums = adds and i == 2
@@ -929,10 +937,10 @@ class _Scope:
             self._touch(made, s, s.write, env, write=False, adds=False)
         if s.signal is None:
             self._touch(made, s, s.write, env, write=True, adds=adds)
-            if made.entry.done == "mbarrier":
+            if made.entry.done == "landed":
                 refuse(f"balance: {made}: its bytes land at no barrier")
             return
-        if made.entry.done != "mbarrier":
+        if made.entry.done != "landed":
             uncertified(f"{s}: a signal of what lands at no barrier")
         for cta in p.along(a.cta, s.multicast):
             self._touch(made, s, s.write, env, write=True, adds=False, cta=cta)
@@ -965,7 +973,7 @@ class _Scope:
         pace, offset = self._place(access.index, env, made.part)
         self._agree(ring, pace, f"{made}: {access}")
         cells = self._cells(made, s, access, env, write=write)
-        if made.entry.done == "mbarrier" and cells.bit_count() != prod(map(int, s.values)):
+        if made.entry.done == "landed" and cells.bit_count() != prod(map(int, s.values)):
             uncertified(f"{s}: it writes a cell twice, or none")
         if cells:
             one = Reference(ring, offset, cells, write, adds)
@@ -1012,9 +1020,7 @@ class _Scope:
         if key not in known:
             dos = [t for t in each(role.body) if isinstance(t, Do)]
             writes = {t.lanes for t in dos if t.write.buffer.name == buffer.name}
-            touch = {
-                t.lanes for t in dos for a in (*t.accesses,) if a.buffer.name == buffer.name
-            }
+            touch = {t.lanes for t in dos for a in (*t.accesses,) if a.buffer.name == buffer.name}
             known[key] = writes == {None} or len(touch) == 1
         if not known[key]:
             uncertified(f"{s}: {buffer.name} is touched by other lanes elsewhere")
@@ -1027,9 +1033,7 @@ class _Scope:
             total += int(factor) * env[name]
         return total
 
-    def _parts(
-        self, form: Affine, env: Mapping[str, int]
-    ) -> tuple[int, dict[str, int]]:
+    def _parts(self, form: Affine, env: Mapping[str, int]) -> tuple[int, dict[str, int]]:
         """Return a form's constant, and its factors of k, trips, trips * tile, tile and turn."""
         constant = int(form.constant)
         found = dict.fromkeys(("k", "trips", "before", "tile", "turn"), 0)

@@ -27,15 +27,15 @@ import numpy as np
 from tinygpu.checker.invariant import Held, Invariant
 from tinygpu.checker.outcome import refuse, uncertified
 from tinygpu.checker.protocol import NONE, PARTS, Action, Actor, Part, Phased, Protocol, Reference
+from tinygpu.checker.table import FENCES, GROUPS
 from tinygpu.term.program import Arrive, Commit, Do, Exit, Fence, Sync, Wait, WaitGroup
 
-__all__ = ["MANY", "Execution", "Node"]
+__all__ = ["MANY", "Execution", "Situation"]
 
 MANY = 1 << 30
-_GROUPS = ("cp.async", "wgmma", "bulk")
 
 
-class Node(NamedTuple):
+class Situation(NamedTuple):
     """A part; the steps done and left, each exactly or from a number on; the tile's residue."""
 
     part: Part
@@ -53,12 +53,10 @@ class Node(NamedTuple):
 class Execution:
     """Execute a node from an invariant, which is changed."""
 
-    def __init__(self, protocol: Protocol, node: Node, state: Invariant) -> None:
+    def __init__(self, protocol: Protocol, node: Situation, state: Invariant) -> None:
         self.protocol, self.node, self.state = protocol, node, state
         n = len(protocol.actors)
-        self.todo = [
-            [a for a in actions if self.runs(a)] for actions in protocol.todo[node.part]
-        ]
+        self.todo = [[a for a in actions if self.runs(a)] for actions in protocol.todo[node.part]]
         self.at = [0] * n
         self.begun = [-1] * n
         self.done: set[int] = set()
@@ -76,7 +74,9 @@ class Execution:
                     going = True
         for number, todo in enumerate(self.todo):
             if self.at[number] < len(todo):
-                self.refuse("deadlock", todo[self.at[number]], "waits for ever, or for a later step")
+                self.refuse(
+                    "deadlock", todo[self.at[number]], "waits for ever, or for a later step"
+                )
         self.absent()
         self.pruned()
         if self.node.part == "end":
@@ -211,12 +211,12 @@ class Execution:
                 if not self.sync(action):
                     return False
             case Commit(group):
-                groups = self.state.groups[number, group]
+                groups = self.state.groups[number, self.group(action, group)]
                 groups[1] = np.maximum(groups[0], groups[1])
                 groups[:-1] = groups[1:].copy()
                 groups[-1] = NONE
             case WaitGroup(pending, group):
-                self.wait_group(action, int(pending), group)
+                self.wait_group(action, int(pending), self.group(action, group))
             case Fence(kind):
                 self.fence(action, kind)
             case Exit():
@@ -225,6 +225,12 @@ class Execution:
                 uncertified(f"{action}")
         self.done.add(action.number)
         return True
+
+    def group(self, action: Action, name: str) -> str:
+        """Return how what is of a group is done."""
+        if name not in GROUPS:
+            uncertified(f"{action}")
+        return GROUPS[name]
 
     def wait(self, action: Action) -> bool:
         """Wait for a phase of an mbarrier (A)."""
@@ -241,9 +247,7 @@ class Execution:
             self.refuse("parity", action, f"comes when phase {opened} is open, and may hang")
         if (barrier.number, x) not in state.messages:
             self.refuse("parity", action, "no invariant says what it learns")
-        np.maximum(
-            state.known[number], state.messages[barrier.number, x], out=state.known[number]
-        )
+        np.maximum(state.known[number], state.messages[barrier.number, x], out=state.known[number])
         self.learn(action, action.mark, action.lag)
         return True
 
@@ -301,7 +305,9 @@ class Execution:
         state.messages[at] = np.maximum(state.messages[at], message)
         state.counts[at] = counts
         if counts[0] > need:
-            self.refuse("balance", action, f"is arrival {counts[0]} at {barrier.name}@{x} of {need}")
+            self.refuse(
+                "balance", action, f"is arrival {counts[0]} at {barrier.name}@{x} of {need}"
+            )
         if counts[0] == need and counts[1] == counts[2]:
             self.complete(action, barrier, x)
 
@@ -339,9 +345,7 @@ class Execution:
             self.knows(known, barrier, action, offset, x) for action, offset in barrier.arrivals
         )
 
-    def knows(
-        self, clock: Any, barrier: Phased, action: Action, offset: int, x: int
-    ) -> bool:
+    def knows(self, clock: Any, barrier: Phased, action: Action, offset: int, x: int) -> bool:
         """Say whether a clock has the turn at which an action waits for, or arrives at, phase x."""
         last = 0 if self.happened(action) else -1
         by = self.protocol.step_of(barrier, action)
@@ -371,9 +375,7 @@ class Execution:
         key, members = scope[s.scope]
         return self.rendezvous(action, key, members, [])
 
-    def rendezvous(
-        self, action: Action, key: Any, members: list[int], learnt: list[int]
-    ) -> bool:
+    def rendezvous(self, action: Action, key: Any, members: list[int], learnt: list[int]) -> bool:
         """Let agents go on when all have come; they know then what all know (but products)."""
         number = action.actor.number
         here = self.meeting.setdefault(key, [])
@@ -400,7 +402,7 @@ class Execution:
         groups = state.groups[number, group]
         covered = len(groups) - 1 - pending
         given = np.maximum.reduce(groups[:covered])
-        for clocks in (state.known, state.own) if group == "wgmma" else (state.own,):
+        for clocks in (state.known, state.own) if group == "multiplied" else (state.own,):
             np.maximum(clocks[number], given, out=clocks[number])
         if action.actor.count == 1:
             np.maximum(state.known[number], given, out=state.known[number])
@@ -409,9 +411,9 @@ class Execution:
     def fence(self, action: Action, kind: str) -> None:
         """Order what the threads did before what another proxy, or products, do (P)."""
         number = action.actor.number
-        if kind == "wgmma":
+        if FENCES.get(kind) == "registers":
             self.state.touched[number] = False
-        elif kind == "proxy.async":
+        elif FENCES.get(kind) == "proxy":
             told, alone = self.tell(number), action.actor.count == 1
             for columns, fenced, thread in self.protocol.fenced[number]:
                 mine = self.state.known if alone and thread else self.state.own
@@ -445,18 +447,18 @@ class Execution:
         """Do an instruction (R, V, P)."""
         assert action.entry is not None
         done, number, state = action.entry.done, action.actor.number, self.state
-        if done == "wgmma" and not self.product(action):
+        if done == "multiplied" and not self.product(action):
             return False
         for one in action.references:
             self.conflicts(action, one)
             if not one.write:
                 self.value(action, one)
         for i, one in enumerate(action.references):
-            if one.ring.number in self.protocol.sums[number] and done != "wgmma":
+            if one.ring.number in self.protocol.sums[number] and done != "multiplied":
                 state.touched[number] = True
             if one.write:
                 self.fill(action, one)
-            if done == "mbarrier":
+            if done == "landed":
                 barrier, x = action.told[i]
                 message = self.tell(number)
                 message[one.mark] = max(message[one.mark], 0)
@@ -488,7 +490,7 @@ class Execution:
         told = np.maximum.reduce([self.tell(n) for n in team])
         for n in team:
             self.begun[n] = self.at[n]
-            groups = state.groups[n, "wgmma"]
+            groups = state.groups[n, "multiplied"]
             groups[-1] = np.maximum(groups[-1], told)
         del self.meeting[key]
         return True
@@ -538,7 +540,11 @@ class Execution:
         known, mine = self.tell(actor.number), self.protocol.products[actor.number]
         known[mine] = self.state.own[actor.number, mine]
         for action in self.protocol.actions:
-            if action.actor is actor and action.entry is not None and action.entry.done in _GROUPS:
+            if (
+                action.actor is actor
+                and action.entry is not None
+                and action.entry.done in GROUPS.values()
+            ):
                 for column in {c for one in action.references for c in one.columns}:
                     if known[column] < -1 + self.happened(action):
                         self.refuse("exit", action, "is not waited for")
@@ -554,10 +560,10 @@ class Execution:
         best = state.known.max(axis=0)
         for action in self.protocol.actions:
             last = -1 + self.happened(action)
-            if action.entry is not None and action.entry.done == "mbarrier":
+            if action.entry is not None and action.entry.done == "landed":
                 if any(best[c] < last for one in action.references for c in one.columns):
                     self.refuse("exit", action, "nobody waits for its bytes")
-            need = {c: last for c in action.marks}
+            need = dict.fromkeys(action.marks, last)
             if action.indexed:
                 (barrier, offset), *_ = action.told
                 need = {c: offset - (offset - r) % barrier.stages

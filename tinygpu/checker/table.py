@@ -4,11 +4,11 @@
 through which proxy it touches shared memory.  It is written from PTX's text, not from
 ``tinygpu.isa``: where the two differ the term is not certified.
 
-    now       done for its thread when issued: what follows in the thread's order sees it
-    cp.async  done for its thread at a ``cp.async.wait_group`` that covers its group
-    bulk      its source is read at its thread's ``cp.async.bulk.wait_group``, also with ``.read``
-    mbarrier  done for who waits for the phase at which its bytes are counted
-    wgmma     done for who executes a ``wgmma.wait_group`` that covers its group
+    now         done for its thread when issued: what follows in the thread's order sees it
+    copied      done for its thread at a ``cp.async.wait_group`` that covers its group
+    stored      its source is read at its thread's ``cp.async.bulk.wait_group``, also with ``.read``
+    landed      done for who waits for the phase at which its bytes are counted
+    multiplied  done for who executes a ``wgmma.wait_group`` that covers its group
 
 ``FIELDS`` says of each field of each part of a term what becomes of it: it is read ("order"), it
 has to be its default ("default"), or it can change neither order nor which value is read, and then
@@ -28,15 +28,20 @@ from typing import Any, Literal
 from tinygpu.checker.outcome import refuse, uncertified
 from tinygpu.term.program import Access, Do, Program, walk
 
-__all__ = ["FIELDS", "TABLE", "Entry", "entry_of", "require_fields"]
+__all__ = [
+    "FENCES", "FIELDS", "GROUPS", "TABLE", "Entry", "entry_of", "require_fields", "require_types",
+]  # fmt: skip
 
-Done = Literal["now", "cp.async", "bulk", "mbarrier", "wgmma"]
+Done = Literal["now", "copied", "stored", "landed", "multiplied"]
 Types = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """An instruction; ``types``: (read, written), none: any type, the same on both sides."""
+    """An instruction; ``types``: (read, written), none: any type, the same on both sides.
+
+    ``adds``: its third operand is what it adds to, of the type that it writes.
+    """
 
     reads: tuple[str, ...]
     writes: tuple[str, ...]
@@ -44,6 +49,7 @@ class Entry:
     issuer: Literal["thread", "warp", "warpgroup", "one"] = "thread"
     proxy: Literal["generic", "async"] = "generic"
     types: Types = ()
+    adds: bool = False
 
 
 def _same(*types: str) -> Types:
@@ -67,22 +73,26 @@ TABLE: Mapping[str, Entry] = {
     "ldmatrix": Entry(_S, _R, issuer="warp"),
     "stmatrix": Entry(_R, _S, issuer="warp", types=_same("bf16", "f16")),
     "mma.sync": Entry(
-        _R, _R, issuer="warp", types=(("f16", "f32"), ("bf16", "f32"), ("tf32", "f32"))
+        _R, _R, issuer="warp", types=(("f16", "f32"), ("bf16", "f32"), ("tf32", "f32")), adds=True
     ),
-    "cp.async": Entry(_G, _S, "cp.async"),
-    "cp.async.bulk.tensor": Entry(_G, _S, "mbarrier", "one", "async"),
-    "cp.async.bulk.tensor.global": Entry(_S, _G, "bulk", "one", "async"),
+    "cp.async": Entry(_G, _S, "copied"),
+    "cp.async.bulk.tensor": Entry(_G, _S, "landed", "one", "async"),
+    "cp.async.bulk.tensor.global": Entry(_S, _G, "stored", "one", "async"),
     "wgmma": Entry(
-        (*_S, *_R), _R, "wgmma", "warpgroup", "async",
-        (("bf16", "f32"), ("f16", "f32"), ("e4m3", "f32")),
+        (*_S, *_R), _R, "multiplied", "warpgroup", "async",
+        (("bf16", "f32"), ("f16", "f32"), ("e4m3", "f32")), adds=True,
     ),
 }  # fmt: skip
 
 _COMPLETION: Mapping[str, Done] = {
-    "at_once": "now", "scoreboard": "now", "commit_group": "cp.async", "bulk_group": "bulk",
-    "mbarrier": "mbarrier", "wgmma_group": "wgmma",
+    "at_once": "now", "scoreboard": "now", "commit_group": "copied", "bulk_group": "stored",
+    "mbarrier": "landed", "wgmma_group": "multiplied",
 }  # fmt: skip
 """How a term's instruction names what the table calls otherwise."""
+GROUPS: Mapping[str, Done] = {"cp.async": "copied", "bulk": "stored", "wgmma": "multiplied"}
+"""What a term's groups are groups of."""
+FENCES: Mapping[str, str] = {"wgmma": "registers", "proxy.async": "proxy"}
+"""What a term's fences order."""
 
 
 def entry_of(do: Do) -> tuple[Entry, bool]:
@@ -109,7 +119,7 @@ def require_types(do: Do, entry: Entry) -> None:
     """Refuse a statement whose operands' types its instruction does not take."""
     to = do.write.buffer
     given = [r.buffer for r in do.reads if isinstance(r, Access)]
-    sums = given[2:] if entry.done == "wgmma" or do.instruction.name == "mma.sync" else []
+    sums = given[2:] if entry.adds else []
     factors = given[: len(given) - len(sums)]
     for one in factors:
         pair = (one.dtype, to.dtype)
@@ -184,7 +194,7 @@ FIELDS: Mapping[str, Mapping[str, str]] = {
     "Exit": {"access": _ORDER, "values": _VALUE, "threads": _ORDER},
     "Sync": {"barrier": _ORDER, "scope": _ORDER},
     "Commit": {"group": _ORDER},
-    "WaitGroup": {"pending": _ORDER, "group": _ORDER, "read": "its source has been read either way"},
+    "WaitGroup": {"pending": _ORDER, "group": _ORDER, "read": "a source is read either way"},
     "Wait": {"barrier": _ORDER, "index": _ORDER},
     "Arrive": {
         "barrier": _ORDER, "index": _ORDER, "bytes": _ORDER, "to": _ORDER, "after": _DEFAULT,
@@ -220,7 +230,7 @@ def require_fields(program: Program) -> None:
 
 
 @cache
-def _strange(kind: type) -> str:
+def _strange(kind: Any) -> str:
     known = FIELDS.get(kind.__name__)
     if known is None:
         return f"the checker does not read a {kind.__name__}"
@@ -230,7 +240,7 @@ def _strange(kind: type) -> str:
 
 
 @cache
-def _defaults(kind: type) -> tuple[tuple[str, Any], ...]:
+def _defaults(kind: Any) -> tuple[tuple[str, Any], ...]:
     rules = FIELDS[kind.__name__]
     every = fields(kind)
     assert all(f.default is not MISSING for f in every if rules[f.name] == _DEFAULT)
