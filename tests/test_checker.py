@@ -429,7 +429,7 @@ def wrong() -> tuple[Wrong, ...]:
     ):
         certificate, _ = certified(right)
         assert certificate is not None
-        program = rewritten(right, change)  # type: ignore[arg-type]
+        program = rewritten(right, change)
         assert ruling(program).word == "refused"
         tree = json.loads(written(right, certificate))
         found.append(Wrong(program, tree))

@@ -4,7 +4,7 @@ Thread t = t0 + T0*(t1 + ..) and value v = v0 + V0*(v1 + ..) touch the coordinat
 t_i thread[i] + sum_j v_j value[j]``.  Bit ``sum_d coordinate_d * weight_d`` stands for a cell, the
 weights those of the shape in row-major order, so that moving the origin shifts the bits.
 
->>> one = box((4, 8), ((0, 1),), (8,), ((1, 0),), (2,), None, 0, 2)     # a row a thread, two threads
+>>> one = box((4, 8), ((0, 1),), (8,), ((1, 0),), (2,), None, 0, 2)   # two threads, a row each
 >>> one.apart, bin(placed(one, (4, 8), (2, 0)))
 (True, '0b11111111111111110000000000000000')
 >>> print(placed(one, (4, 8), (3, 0)))

@@ -120,7 +120,7 @@ def check(program: Program, certificate: Certificate) -> Ruling:
 
 
 def ruled(protocol: Protocol, certificate: Certificate) -> Ruling:
-    """The same for a term that has been read.
+    """Check a certificate of a term that has been read.
 
     Raises RefusedError where a rule or a claim does not hold, UncertifiedError for a class that is
     not certified.

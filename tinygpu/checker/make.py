@@ -73,9 +73,11 @@ def _fixpoint(protocol: Protocol, near: int, far: int) -> Certificate:
     floor = -2 - near - max(2 * stages, *asked, 0)
     nodes = {START: Invariant.first(protocol)}
     work: list[Position] = [START]
-    for _ in range(_MOST):
-        if not work:
-            return Certificate(near, far, protocol.early, nodes)
+    passes = 0
+    while work:
+        passes += 1
+        if passes > _MOST:
+            refuse(f"certificate: none is found in {_MOST} steps")
         at = work.pop(0)
         after = executed(protocol, at, near, far, nodes[at])
         for to in successors(protocol, at, near, far):
@@ -87,7 +89,7 @@ def _fixpoint(protocol: Protocol, near: int, far: int) -> Certificate:
                 continue
             if to not in work:
                 work.append(to)
-    refuse(f"certificate: none is found in {_MOST} steps")
+    return Certificate(near, far, protocol.early, nodes)
 
 
 def _both(one: Invariant, other: Invariant, floor: int) -> Invariant:

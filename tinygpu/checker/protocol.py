@@ -91,6 +91,9 @@ class Pace(NamedTuple):
         return Pace(*found)
 
 
+_OPEN = Pace(None, None, None)
+
+
 @dataclass(frozen=True, slots=True)
 class Actor:
     """An agent: ``count`` threads from ``first`` on of a copy (``team``) of a role in a CTA."""
@@ -118,7 +121,7 @@ class PacedRing:
     cta: tuple[int, ...]
     stages: int
     cells: int
-    pace: Pace = Pace(None, None, None)
+    pace: Pace = _OPEN
     takes: tuple[int, int] = (0, 1)
     through: bool = False
     references: list[tuple[Action, Reference]] = field(default_factory=list)
@@ -138,7 +141,7 @@ class Phased:
     barrier: Barrier
     cta: tuple[int, ...]
     stages: int
-    pace: Pace = Pace(None, None, None)
+    pace: Pace = _OPEN
     takes: tuple[int, int] = (0, 1)
     over: list[int] = field(default_factory=list)
     waits: list[tuple[Action, int]] = field(default_factory=list)
@@ -157,10 +160,10 @@ class Phased:
 
 
 class Premise(NamedTuple):
-    """What a reference has to know of an action: ``lag`` in ``column`` if it was done at this turn
-    of its part, ``before`` if not yet; None: nothing.
+    """What a reference has to know of an action.
 
-    ``gap``: of an action of ``head``, by how much its index was more when no step was done yet.
+    That is ``lag`` in ``column`` if it was done at this turn of its part, ``before`` if not yet;
+    None: nothing.  ``gap``: of an action of ``head``, by how much its index was more when no step was done yet.
     """
 
     action: Action
@@ -458,7 +461,7 @@ class Protocol:
     # Columns.
 
     def _columns(self) -> None:
-        """Number the columns of a clock, with how each moves with a step and with a tile."""
+        """Give each fact a column, with how it moves with a step and with a tile."""
         self.names: list[str] = []
         self.rules: list[tuple[Action | None, PacedRing | Phased | None, int, str]] = []
         for ring in self.rings:
@@ -483,7 +486,7 @@ class Protocol:
             ]
 
     def _columns_of(self, action: Action, entry: Entry, name: str) -> None:
-        """Number what may be asked of an instruction: a product's is that of its warpgroup."""
+        """Give columns to what may be asked of an instruction; a product's are its warpgroup's."""
         who = action.actor.team if entry.done == "multiplied" else action.actor.number
         for one in action.references:
             private = one.ring.buffer.level == "registers"
@@ -517,7 +520,7 @@ class Protocol:
         )
 
     def _by_residue(self, name: str, action: Action, ring: PacedRing | Phased) -> list[int]:
-        """Number the columns of a reference, or of a wait."""
+        """Return new columns of a reference, or of a wait."""
         if not self._residues(action, ring):
             return [self._column(name, action, None, 0)] * ring.stages
         where = _cta(ring.cta) if ring.cta != action.actor.cta else ""
@@ -795,7 +798,7 @@ def least_of(program: Program, name: str) -> int:
                 if how != "mul" or all(n >= 0 for n in every):
                     fold: Any = {"add": sum, "mul": prod, "max": max, "min": min}[how]
                     return int(fold(every))
-        uncertified(f"{name} = {known[name]}: its least value")
+        return uncertified(f"{name} = {known[name]}: its least value")
 
     return least(known[name])
 

@@ -140,7 +140,7 @@ class Execution:
         self.absent_indices()
 
     def absent_indices(self) -> None:
-        """The same of who stands behind the loop over steps and is known by its index.
+        """Raise what is known by its index, of who stands behind the loop over steps.
 
         It has no turn where the loop goes on.
         """
@@ -364,7 +364,7 @@ class Execution:
 
     def sync(self, action: Action) -> bool:
         """Meet at bar.sync or barrier.cluster; then each knows what all know."""
-        s, number, a = action.statement, action.actor.number, action.actor
+        s, a = action.statement, action.actor
         assert isinstance(s, Sync)
         actors = self.protocol.actors
         scope: dict[str, tuple[Any, list[int]]] = {
@@ -560,9 +560,10 @@ class Execution:
         best = state.known.max(axis=0)
         for action in self.protocol.actions:
             last = -1 + self.happened(action)
-            if action.entry is not None and action.entry.done == "landed":
-                if any(best[c] < last for one in action.references for c in one.columns):
-                    self.refuse("exit", action, "nobody waits for its bytes")
+            columns = [c for one in action.references for c in one.columns]
+            landing = action.entry is not None and action.entry.done == "landed"
+            if landing and any(best[c] < last for c in columns):
+                self.refuse("exit", action, "nobody waits for its bytes")
             need = dict.fromkeys(action.marks, last)
             if action.indexed:
                 (barrier, offset), *_ = action.told

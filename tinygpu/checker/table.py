@@ -221,12 +221,12 @@ def require_fields(program: Program) -> None:
         if part is None or id(part) in done:
             continue
         done.add(id(part))
-        name = type(part).__name__
-        if strange := _strange(type(part)):
+        kind: Any = type(part)
+        if strange := _strange(kind):
             uncertified(strange)
-        for field, default in _defaults(type(part)):
+        for field, default in _defaults(kind):
             if getattr(part, field) != default:
-                uncertified(f"{name}.{field} = {getattr(part, field)}")
+                uncertified(f"{kind.__name__}.{field} = {getattr(part, field)}")
 
 
 @cache
