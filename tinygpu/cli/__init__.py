@@ -5,10 +5,12 @@ CuPy) is loaded by the command that needs it.  A mistake of the user's is one li
 error, ``error: subject, law, got, allowed, way out``, and a status:
 
     0    done
-    1    ``check``: the schedule is illegal; ``run`` and ``ptx``: the kernel is wrong; ``ask``: no
-         schedule is left; ``prove``: there is a counterexample
+    1    ``check``: the schedule is illegal; ``verify``: the certificate is refused; ``run`` and
+         ``ptx``: the kernel is wrong; ``ask``: no schedule is left; ``prove``: there is a
+         counterexample
     2    an error that the user can mend
-    3    ``ask`` and ``prove``: unknown; ``ptx``: warnings alone
+    3    ``ask`` and ``prove``: unknown; ``ptx``: warnings alone; ``check --certificate`` and
+         ``verify``: not certified
     130  interrupted; what was found is kept
 """
 

@@ -1,4 +1,4 @@
-"""Commands that look at things: ``machines``, ``devices``, ``laws``, ``explain``, ``check``."""
+"""Commands that look: ``machines``, ``devices``, ``laws``, ``explain``, ``check``, ``verify``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tinygpu.cli.console import say, say_json, table, working
+from tinygpu.cli.console import say, say_json, table, working, write
 from tinygpu.cli.given import JSON, ON, OWN, SCHEDULE, read_schedule
 from tinygpu.devices.device import DEVICES, NUMBERS, Device, load_device, to_json
 from tinygpu.errors import ScheduleError, nearest
@@ -20,7 +20,7 @@ __all__ = ["add_to", "proof_text"]
 
 def add_to(app: typer.Typer) -> None:
     """Add the commands to the command line."""
-    for command in (machines, devices, laws, explain, check):
+    for command in (machines, devices, laws, explain, check, verify):
         app.command()(command)
 
 
@@ -152,10 +152,20 @@ def explain(
         say(found)
 
 
-def check(schedule: SCHEDULE, device: ON = "", machine: OWN = "", as_json: JSON = False) -> None:
+def check(
+    schedule: SCHEDULE,
+    device: ON = "",
+    machine: OWN = "",
+    certificate: Annotated[
+        Path | None,
+        typer.Option(help="Write a certificate of the term's order, which verify checks."),
+    ] = None,
+    as_json: JSON = False,
+) -> None:
     """Judge a schedule: every law it breaks (status 1), else the proof for every trip count.
 
     A term that does not compute its operation at small sizes, in a prime field, is illegal too.
+    Status 3: it is legal, and there is no certificate, which was asked for.
     """
     from tinygpu.codegen.run.agreement import computes
     from tinygpu.legality.laws import Violation, check_schedule
@@ -195,6 +205,47 @@ def check(schedule: SCHEDULE, device: ON = "", machine: OWN = "", as_json: JSON 
         say(f"  it {meaning}")
     if broken:
         raise typer.Exit(1)
+    if certificate is not None:
+        _certify(given.schedule.program(given.machine, given.problem.operation), certificate)
+
+
+def _certify(program: Any, path: Path) -> None:
+    """Write a term's certificate, or say why there is none, with status 3."""
+    from tinygpu.checker.make import certified
+    from tinygpu.checker.written import written
+
+    with working("certifying"):
+        found, ruling = certified(program)
+    if found is None:
+        typer.echo(f"no certificate: {ruling}", err=True)
+        raise typer.Exit(3)
+    write(path, written(program, found))
+    typer.echo(f"{path}: a certificate of {ruling.nodes} invariants", err=True)
+
+
+def verify(
+    term: Annotated[Path, typer.Argument(help="A term's text: tinygpu emit --term writes one.")],
+    certificate: Annotated[Path, typer.Argument(help="What tinygpu check --certificate wrote.")],
+    machine: OWN = "",
+) -> None:
+    """Check a certificate of a term's order: accepted, refused (status 1), not certified (3).
+
+    Nothing of the search, the judge or the emitter is asked: docs/proof.md says what is believed.
+    """
+    from tinygpu.checker.written import verified
+    from tinygpu.term.text import parse
+
+    own = {i.name: i for i in machine_named(machine).instructions} if machine else {}
+    texts = []
+    for path in (term, certificate):
+        try:
+            texts.append(path.read_text(encoding="utf-8"))
+        except UnicodeDecodeError:
+            raise ScheduleError(f"verify: {path} is no UTF-8 text; give a text file") from None
+    ruling = verified(parse(texts[0], own), texts[1])
+    say(ruling)
+    if not ruling.accepted:
+        raise typer.Exit(1 if ruling.word == "refused" else 3)
 
 
 def proof_text(program: Any) -> str:

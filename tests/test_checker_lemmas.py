@@ -1,0 +1,374 @@
+"""Each rule of the checker, weakened: a wrong term is then accepted, so the rule is needed.
+
+``docs/proof.md`` names the lemma that each rule stands for.  A term is wrong because the rule that
+PTX has is broken in it, said by hand; with the rule as it is the checker refuses it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from tests.async_protocols import (
+    BY_THREAD,
+    HELD,
+    TILE,
+    K,
+    X,
+    Y,
+    store_ring,
+)
+from tests.async_protocols import _program as protocol
+from tests.async_protocols import _ring as ring
+from tests.hopper_terms import rewritten, term
+from tinygpu.checker import make
+from tinygpu.checker.check import ruled
+from tinygpu.checker.make import _fixpoint, certified
+from tinygpu.checker.outcome import RefusedError, UncertifiedError
+from tinygpu.checker.protocol import NONE, Protocol
+from tinygpu.checker.rules import Execution
+from tinygpu.isa.instructions import INSTRUCTIONS
+from tinygpu.machines.simt import LADDER, Simt
+from tinygpu.term.machine import Chosen
+from tinygpu.term.operation import matmul
+from tinygpu.term.program import (
+    Access,
+    Affine,
+    Arrive,
+    Barrier,
+    Do,
+    Elect,
+    Fence,
+    For,
+    Program,
+    Role,
+    Statement,
+    Sync,
+    Wait,
+    WaitGroup,
+    When,
+)  # fmt: skip
+
+
+def without(program: Program, drop: Callable[[Statement], bool]) -> Program:
+    return rewritten(program, lambda s: () if drop(s) else s)
+
+
+def swapped_wait() -> Program:
+    """The loader announces bytes of phase k before it has waited for the one before."""
+
+    def one(s: Statement) -> Statement:
+        if isinstance(s, For) and isinstance(s.body[0], Wait) and s.body[0].barrier.name == "empty":
+            return replace(s, body=(s.body[1], s.body[0], *s.body[2:]))
+        return s
+
+    return rewritten(store_ring(2, 0), one)
+
+
+def every_second_phase() -> Program:
+    """Two workers take every second phase of one stage: the other's phase may pass for theirs."""
+    full, empty, into = Barrier("full", 1, 1), Barrier("empty", 1, 32), ring("in", 1)
+    copy = INSTRUCTIONS["cp.async.bulk.tensor"]
+    held = Access(HELD, ((1,),), index=2 * K)
+
+    def fill(u: int) -> tuple[Statement, ...]:
+        at = 2 * K + u
+        source = Access(X, ((1,),), origin=(at * TILE,), guard=(True,))
+        target = Access(into, ((1,),), index=at)
+        load = Do(copy, target, (source,), (TILE,), signal=(full, at))
+        return Wait(empty, at + -1), Arrive(full, at, bytes=4 * TILE), load
+
+    def take(u: int) -> tuple[Statement, ...]:
+        at = 2 * K + u
+        take = Do(
+            INSTRUCTIONS["ld.shared"], held, (Access(into, *BY_THREAD, index=at),), (2,), (32,)
+        )
+        out = Access(Y, *BY_THREAD, origin=(at * TILE,), guard=(True,))
+        store = Do(INSTRUCTIONS["st.global"], out, (held,), (2,), (32,))
+        return Wait(full, at), take, Fence("proxy.async"), Arrive(empty, at), store
+
+    return protocol(
+        "seconds", (into,), (full, empty),
+        Role("loader", 32, (Elect((For("k", "trips", (*fill(0), *fill(1))),)),)),
+        Role("even", 32, (For("k", "trips", take(0)),)),
+        Role("odd", 32, (For("k", "trips", take(1)),)),
+    )  # fmt: skip
+
+
+def spectator() -> Program:
+    """Somebody waits for each load and tells nobody: the phase after the next may end before."""
+    program = store_ring(2, 0)
+    full = next(b for b in program.barriers if b.name == "full")
+    watcher = Role("watcher", 32, (For("k", "trips", (Wait(full, K),)),))
+    return replace(program, roles=(*program.roles, watcher))
+
+
+def unsynchronised() -> Program:
+    shared = Simt().program(matmul(), Chosen(LADDER["shared"]))
+    return without(shared, lambda s: isinstance(s, Sync))
+
+
+def another_index() -> Program:
+    """The worker reads of its slot the index that it held before."""
+
+    def one(s: Statement) -> Statement:
+        if not (isinstance(s, Do) and s.instruction.name == "ld.shared"):
+            return s
+        (source,) = s.reads
+        assert isinstance(source, Access)
+        return replace(s, reads=(replace(source, index=source.index + -2),))
+
+    return rewritten(store_ring(2, 0), one)
+
+
+def unwritten_registers() -> Program:
+    """A register is written in the first step alone, and of its own step in each."""
+
+    def one(s: Statement) -> Statement:
+        first = isinstance(s, Do) and s.instruction.name == "ld.shared"
+        return When(K, 1, (s,)) if first else s
+
+    return rewritten(store_ring(2, 0), one)
+
+
+def same_slot() -> Program:
+    """A worker that never tells: the loader fills a slot again that is still read."""
+    program = store_ring(2, 0)
+    empty = Barrier("empty", 2, 32)
+
+    def one(s: Statement) -> Statement | tuple[Statement, ...]:
+        if isinstance(s, Arrive) and s.barrier.name == "empty":
+            return ()
+        if isinstance(s, Wait) and s.barrier.name == "full":
+            return s, Arrive(empty, K)
+        return s
+
+    return rewritten(program, one)
+
+
+def no_fence() -> Program:
+    return without(store_ring(2, 0), lambda s: isinstance(s, Fence))
+
+
+def no_wgmma_fence() -> Program:
+    return without(term("plain"), lambda s: isinstance(s, Fence) and s.kind == "wgmma")
+
+
+def no_last_wait() -> Program:
+    """The last stores are not waited for."""
+
+    def one(s: Statement) -> Statement | tuple[Statement, ...]:
+        waits = isinstance(s, Elect) and isinstance(s.body[0], WaitGroup)
+        return () if waits and s.body == (WaitGroup(0, "bulk", read=True),) else s
+
+    return rewritten(store_ring(2, 2), one)
+
+
+def negative_pending() -> Program:
+    def one(s: Statement) -> Statement:
+        return replace(s, pending=-1) if isinstance(s, WaitGroup) and s.pending == 0 else s
+
+    return rewritten(store_ring(2, 1), one)
+
+
+def one_warp_waits() -> Program:
+    """One thread waits for products whose sums all threads hold; bar.sync tells the others."""
+
+    def one(s: Statement) -> Statement | tuple[Statement, ...]:
+        last = isinstance(s, WaitGroup) and s.group == "wgmma" and s.pending == 0
+        return (Elect((s,)), Sync(3, "role")) if last else s
+
+    return rewritten(term("plain"), one)
+
+
+def overlapping() -> Program:
+    """Threads write cells that other threads write too."""
+    program = store_ring(2, 2)
+
+    def one(s: Statement) -> Statement:
+        if not (isinstance(s, Do) and s.instruction.name == "st.shared"):
+            return s
+        return replace(s, write=replace(s.write, thread=((1,),)))
+
+    return rewritten(program, one)
+
+
+# What is weakened
+
+
+OVER, KNOWS, CONFLICTS = Execution.over, Execution.knows, Execution.conflicts
+ABSENT, PRODUCT, LATEST = Execution.absent, Execution.product, Protocol._latest
+
+
+def over(where: bool) -> Callable[..., bool]:
+    def weak(self: Execution, number: int, barrier: Any, x: int, *, far: bool) -> bool:
+        return far is where or OVER(self, number, barrier, x, far=far)
+
+    return weak
+
+
+def no_proxy(self: Execution, action: Any, one: Any) -> None:
+    """Knowing that an access is done is taken for knowing its fence."""
+    kept = one.conflicts
+    one.conflicts = [
+        c._replace(column=two.columns[two.fenced.index(c.column)])
+        if (two := next((r for r in c.action.references if c.column in r.fenced), None))
+        else c
+        for c in kept
+    ]
+    try:
+        CONFLICTS(self, action, one)
+    finally:
+        one.conflicts = kept
+
+
+def all_absent(self: Execution) -> None:
+    """Who knows nothing of a turn that is none knows all before it."""
+    kept = self.protocol.prior
+    self.protocol.prior = np.full_like(kept, NONE)
+    try:
+        ABSENT(self)
+    finally:
+        self.protocol.prior = kept
+
+
+def untouched(self: Execution, action: Any) -> bool:
+    self.state.touched[action.actor.number] = False
+    return PRODUCT(self, action)
+
+
+def this_turn(self: Protocol, *given: Any) -> int | None:
+    """Of the turns that touched a slot those of this turn alone."""
+    found = LATEST(self, *given)
+    return found if found is not None and found >= 0 else None
+
+
+def hearsay(self: Execution, action: Any, one: Any) -> None:
+    """What others were told of products is taken for a thread's own wait."""
+    number = action.actor.number
+    kept = self.state.own[number].copy()
+    self.state.own[number] = self.tell(number)
+    try:
+        CONFLICTS(self, action, one)
+    finally:
+        self.state.own[number] = kept
+
+
+@contextmanager
+def weakened(*changes: tuple[Any, str, Any]) -> Iterator[None]:
+    patches = [mock.patch.object(*change) for change in changes]
+    for patch in patches:
+        patch.start()
+    try:
+        yield
+    finally:
+        for patch in patches:
+            patch.stop()
+
+
+def nothing(*_: Any) -> None:
+    return None
+
+
+# The rule's letter and lemma, the term, the change of the checker, the word that it refuses by.
+LEMMAS: dict[str, tuple[Callable[[], Program], tuple[tuple[Any, str, Any], ...], str]] = {
+    "early": (swapped_wait, ((Execution, "over", over(True)),), "early"),
+    "parity_begins": (every_second_phase, ((Execution, "over", over(False)),), "parity"),
+    "parity_ends": (spectator, ((Execution, "knows", lambda *_: True),), "parity"),
+    "race": (unsynchronised, ((Execution, "conflicts", nothing),), "race"),
+    "value": (another_index, ((Execution, "value", nothing),), "value"),
+    "value_of_registers": (unwritten_registers, ((Execution, "value", nothing),), "value"),
+    "slots": (same_slot, ((Protocol, "_latest", this_turn),), "proxy"),
+    "proxy": (no_fence, ((Execution, "conflicts", no_proxy),), "proxy"),
+    "products": (no_wgmma_fence, ((Execution, "product", untouched),), "proxy"),
+    "own_wait": (
+        one_warp_waits,
+        ((Execution, "conflicts", hearsay), (Execution, "finished", nothing)),
+        "race",
+    ),
+    "exit": (no_last_wait, ((Execution, "finished", nothing),), "exit"),
+    "absent": (no_last_wait, ((Execution, "absent", all_absent),), "exit"),
+    "induction": (same_slot, ((make, "follows", lambda *_: ""),), "proxy"),
+}
+
+
+@pytest.mark.parametrize("lemma", LEMMAS)
+def test_a_rule_that_is_weakened_accepts_a_wrong_term(lemma: str) -> None:
+    wrong, changes, word = LEMMAS[lemma]
+    program = wrong()
+    certificate, ruling = certified(program)
+    assert certificate is None
+    assert ruling.word == "refused"
+    assert ruling.line.startswith(word), ruling.line
+    with weakened(*changes):
+        certificate, ruling = certified(program)
+        assert certificate is not None, str(ruling)
+
+
+def test_claims_that_do_not_follow_are_refused() -> None:
+    """The induction: without ``follows`` the maker's first guess is a certificate of a race."""
+    program = same_slot()
+    with weakened((make, "follows", lambda *_: "")):
+        certificate, _ = certified(program)
+    assert certificate is not None
+    with pytest.raises(RefusedError, match="certificate: from"):
+        ruled(Protocol(program), certificate)
+    with mock.patch("tinygpu.checker.check.follows", return_value=""):
+        assert ruled(Protocol(program), certificate).accepted
+
+
+def guarded() -> Program:
+    """Stores to shared memory in the first step alone, reads in each."""
+    shared = Simt().program(matmul(), Chosen(LADDER["shared"]))
+
+    def one(s: Statement) -> Statement:
+        stores = isinstance(s, Do) and s.instruction.name == "st.shared"
+        return When(Affine(0, (("kt", 1),)), 1, (s,)) if stores else s
+
+    return rewritten(shared, one)
+
+
+def test_a_guard_is_decided_at_all_counters_of_a_node() -> None:
+    """Nodes that do not tell the first step apart would have it decided by their least one."""
+    assert not certified(guarded())[1].accepted
+    reader = Protocol(guarded())
+    with pytest.raises(UncertifiedError, match="guard"):
+        _fixpoint(reader, 0, 1)
+
+    def least(self: Execution, action: Any) -> bool:
+        return all(self.ends(guard)[0] < 0 for guard in action.guards)
+
+    with weakened((Execution, "runs", least)):
+        assert _fixpoint(Protocol(guarded()), 0, 1).nodes
+
+
+def test_a_wait_that_leaves_fewer_than_no_groups() -> None:
+    certificate, ruling = certified(negative_pending())
+    assert certificate is None
+    assert ruling.line.startswith("groups")
+
+
+def test_threads_that_write_one_cell() -> None:
+    """``apart``: two threads of one statement at one cell."""
+    assert certified(overlapping())[1].line.startswith("race")
+
+
+def test_an_agent_that_waits_for_ever() -> None:
+    """D: a phase that nobody ends, and a meeting that not all come to."""
+    lonely = without(store_ring(2, 0), lambda s: isinstance(s, Arrive) and s.bytes > 0)
+    assert certified(lonely)[1].word == "refused"
+    alone = rewritten(store_ring(2, 2), lambda s: Elect((s,)) if isinstance(s, Sync) else s)
+    assert certified(alone)[1].line.startswith("deadlock")
+
+
+def test_the_right_terms_are_accepted() -> None:
+    """The parts of which these terms are made are right: each is accepted as it was."""
+    for program in (store_ring(2, 0), store_ring(2, 2), store_ring(2, 1)):
+        assert certified(program)[1].accepted
+    assert certified(term("plain"))[1].accepted

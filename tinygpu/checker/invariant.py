@@ -1,0 +1,138 @@
+"""An invariant: what is true whenever all agents stand at one node, relative to the counters.
+
+    known     what each agent knows: a clock for each, a lag for each column
+    own       of an agent that stands for several threads: what each of them did itself
+    messages  of a phase that is open or the last that is over: what who waits for it will know
+    open      of each stage of a barrier the phase that is open
+    counts    of a phase with contributions: arrivals, bytes expected, bytes landed, who arrived
+    groups    of each agent and kind: what a wait for the groups so far gives, the oldest first
+    touched   registers of products were touched since the last wgmma.fence
+    holds     of each slot which index it holds, and which cells of that were written
+
+A lag t in the column of an action says that all its turns up to t turns from now (0: this one, if
+it was done) are known; in the column of a residue the same of those turns, or phases, whose index
+has that residue.  Lags are prefix closed, so that more of a lag is more knowledge, and of two
+clocks the join is the greater lag in each column.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tinygpu.checker.protocol import NONE, Clock, Protocol, moved
+
+__all__ = ["LEAST", "Counts", "Held", "Invariant", "advanced", "follows"]
+
+LEAST = -10_000
+"""A lag below is as none."""
+Clocks = NDArray[np.int32]
+Counts = tuple[int, int, int, frozenset[int]]
+Held = tuple[int, int] | None
+
+
+@dataclass(slots=True)
+class Invariant:
+    """What is true at a node; see the module's text."""
+
+    known: Clocks
+    own: Clocks
+    messages: dict[tuple[int, int], Clock]
+    open: list[list[int]]
+    counts: dict[tuple[int, int], Counts]
+    groups: dict[tuple[int, str], Clocks]
+    touched: list[bool]
+    holds: list[list[Held]]
+
+    @staticmethod
+    def first(protocol: Protocol) -> Invariant:
+        """Return what is true before the first statement."""
+        start = protocol.beginning()
+        every = np.tile(start, (len(protocol.actors), 1))
+        return Invariant(
+            known=every,
+            own=every.copy(),
+            messages={
+                (b.number, r - b.stages): start.copy()
+                for b in protocol.barriers
+                for r in range(b.stages)
+                if not b.barrier.named
+            },
+            open=[list(range(b.stages)) for b in protocol.barriers],
+            counts={},
+            groups={key: np.tile(start, (most + 2, 1)) for key, most in protocol.groups.items()},
+            touched=[True] * len(protocol.actors),
+            holds=[[None] * ring.stages for ring in protocol.rings],
+        )
+
+    def copy(self) -> Invariant:
+        """Return one that may be changed."""
+        return replace(
+            self, known=self.known.copy(), own=self.own.copy(),
+            messages={at: clock.copy() for at, clock in self.messages.items()},
+            open=[list(x) for x in self.open], counts=dict(self.counts),
+            groups={at: clocks.copy() for at, clocks in self.groups.items()},
+            touched=list(self.touched), holds=[list(x) for x in self.holds],
+        )  # fmt: skip
+
+
+def advanced(protocol: Protocol, state: Invariant, kind: str, tile: int) -> Invariant:
+    """Return what is true when a step, or a tile of a residue, is counted as past."""
+    source, less = protocol.moves[kind, tile]
+
+    def clock(old: Clocks) -> Clocks:
+        found = old[..., source] - less
+        found[found < LEAST] = NONE
+        return found
+
+    messages, counts, opened = {}, {}, []
+    for barrier, stages in zip(protocol.barriers, state.open, strict=True):
+        by, d = moved(barrier, kind, tile), barrier.stages
+        opened.append([stages[(r + by) % d] - by for r in range(d)])
+    for (b, x), message in state.messages.items():
+        messages[b, x - moved(protocol.barriers[b], kind, tile)] = clock(message)
+    for (b, x), count in state.counts.items():
+        counts[b, x - moved(protocol.barriers[b], kind, tile)] = count
+    holds = []
+    for ring, slots in zip(protocol.rings, state.holds, strict=True):
+        by = moved(ring, kind, tile)
+        turned = [slots[(r + by) % ring.stages] for r in range(ring.stages)]
+        holds.append([None if held is None else (held[0] - by, held[1]) for held in turned])
+    return Invariant(
+        clock(state.known), clock(state.own), messages, opened, counts,
+        {at: clock(clocks) for at, clocks in state.groups.items()}, list(state.touched), holds,
+    )  # fmt: skip
+
+
+def follows(protocol: Protocol, state: Invariant, claim: Invariant) -> str:
+    """Return what of a claimed invariant does not follow from what is true; "" if all does."""
+    names, actors = protocol.names, protocol.actors
+    for what, mine, claimed in (
+        ("knows", state.known, claim.known), ("did", state.own, claim.own),
+    ):  # fmt: skip
+        if (mine < claimed).any():
+            agent, column = np.argwhere(mine < claimed)[0]
+            return (
+                f"{actors[agent]} {what} {names[column]} up to {claimed[agent, column]}, "
+                f"and not to {mine[agent, column]} only"
+            )
+    if claim.open != state.open:
+        return f"phases {claim.open} are open, and not {state.open}"
+    if claim.counts != state.counts:
+        return f"contributions are {claim.counts}, and not {state.counts}"
+    for at, message in claim.messages.items():
+        if at not in state.messages or (state.messages[at] < message).any():
+            return f"the message of {protocol.barriers[at[0]].name}@{at[1]}"
+    for key, clocks in claim.groups.items():
+        if (state.groups[key] < clocks).any():
+            return f"groups of {key[1]} of {actors[key[0]]}"
+    for agent, (dirty, clean) in enumerate(zip(state.touched, claim.touched, strict=True)):
+        if dirty and not clean:
+            return f"{actors[agent]} has touched no registers of products"
+    for ring, slots, said in zip(protocol.rings, state.holds, claim.holds, strict=True):
+        for one, held in zip(slots, said, strict=True):
+            if held is not None and (one is None or one[0] != held[0] or held[1] & ~one[1]):
+                return f"a slot of {ring.name} holds index {held[0]}, and not {one and one[0]}"
+    return ""

@@ -1,0 +1,124 @@
+"""Make certificates: a fixpoint over the checker's own transfer.  Nothing here is believed.
+
+Nodes begin with what is true where they are first reached; what another way makes of them lowers
+the claims, until all follow.  Lags that nobody can ask for any more are forgotten, so that this
+ends.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tinygpu.checker.check import START, Certificate, Position, executed, successors
+from tinygpu.checker.invariant import Clocks, Held, Invariant, follows
+from tinygpu.checker.outcome import RefusedError, Ruling, UncertifiedError, refuse
+from tinygpu.checker.protocol import NONE, Protocol
+from tinygpu.term.program import Program
+
+__all__ = ["certified"]
+
+_MOST = 4000
+
+
+def certified(program: Program) -> tuple[Certificate | None, Ruling]:
+    """Return a term's certificate, or None and why there is none.
+
+    A refusal is of the maker's first try: it found no invariant, which is no proof of a fault.
+    """
+    first: Ruling | None = None
+    for early in (False, True):
+        try:
+            protocol = Protocol(program, early=early)
+        except RefusedError as error:
+            return None, Ruling("refused", str(error))
+        except UncertifiedError as error:
+            return None, Ruling("not certified", str(error))
+        near, far = _spans(protocol)
+        deep = near + max((b.stages for b in protocol.barriers), default=1)
+        for one, other in ((near, far), (deep, far + 1)):
+            try:
+                found = _fixpoint(protocol, one, other)
+                believed = tuple(sorted(protocol.believed))
+                return found, Ruling("accepted", nodes=len(found.nodes), believed=believed)
+            except RefusedError as error:
+                first = first or Ruling("refused", str(error))
+            except UncertifiedError as error:
+                first = first or Ruling("not certified", str(error))
+    assert first is not None
+    return None, first
+
+
+def _spans(protocol: Protocol) -> tuple[int, int]:
+    """Return from how many steps done, and left, on no guard and no start changes."""
+    near, far = 0, 1
+    for action in protocol.actions:
+        for constant, done, left in (*action.guards, *([action.fresh] if action.fresh else [])):
+            if done and -constant * done >= 0:
+                near = max(near, abs(constant) // abs(done) + 1)
+            if left:
+                far = max(far, abs(constant) // abs(left))
+    return near, far
+
+
+def _fixpoint(protocol: Protocol, near: int, far: int) -> Certificate:
+    asked = [
+        -lag
+        for ring in protocol.rings
+        for _, one in ring.references
+        for conflict in one.conflicts
+        for lag in (conflict.lag, conflict.before)
+        if lag is not None
+    ]
+    stages = max((b.stages for b in protocol.barriers), default=0)
+    floor = -2 - near - max(2 * stages, *asked, 0)
+    nodes = {START: Invariant.first(protocol)}
+    work: list[Position] = [START]
+    passes = 0
+    while work:
+        passes += 1
+        if passes > _MOST:
+            refuse(f"certificate: none is found in {_MOST} steps")
+        at = work.pop(0)
+        after = executed(protocol, at, near, far, nodes[at])
+        for to in successors(protocol, at, near, far):
+            if to not in nodes:
+                nodes[to] = after
+            elif follows(protocol, after, nodes[to]):
+                nodes[to] = _both(nodes[to], after, floor)
+            else:
+                continue
+            if to not in work:
+                work.append(to)
+    return Certificate(near, far, protocol.early, nodes)
+
+
+def _both(one: Invariant, other: Invariant, floor: int) -> Invariant:
+    """Return what is true after either of two ways."""
+    if one.open != other.open or one.counts != other.counts:
+        refuse(f"certificate: two ways to a node leave other phases open: {one.open}, {other.open}")
+
+    def least(x: Clocks, y: Clocks) -> Clocks:
+        found = np.minimum(x, y)
+        found[(found < floor) & (found < x)] = NONE
+        return found
+
+    def held(x: Held, y: Held) -> Held:
+        return None if x is None or y is None or x[0] != y[0] else (x[0], x[1] & y[1])
+
+    return Invariant(
+        known=least(one.known, other.known),
+        own=least(one.own, other.own),
+        messages={
+            at: least(clock, other.messages[at])
+            for at, clock in one.messages.items()
+            if at in other.messages
+        },
+        open=one.open,
+        counts=one.counts,
+        groups={at: least(clocks, other.groups[at]) for at, clocks in one.groups.items()},
+        touched=[x or y for x, y in zip(one.touched, other.touched, strict=True)],
+        holds=[
+            [held(x, y) for x, y in zip(mine, others, strict=True)]
+            for mine, others in zip(one.holds, other.holds, strict=True)
+        ],
+    )

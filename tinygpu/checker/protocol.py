@@ -1,0 +1,1123 @@
+"""A term as agents and their actions, each with what it touches and the columns of a clock.
+
+**Agents.**  Each copy of a role in each CTA is two agents: its first thread, which also executes
+what stands under ``Elect``, and one that stands for its other threads; without an ``Elect`` it is
+one agent for all.  **Parts.**  An agent's body is cut into
+
+    start   before the loop over tiles
+    head    in it, before the loop over steps; of a term without a loop over tiles: before that
+    loop    one turn of the loop over steps, whose length is not known
+    tail    in the loop over tiles, behind the loop over steps
+    end     behind the loop over tiles
+
+An agent that lacks a loop does all of the rest behind it, or before it if the certificate says so
+(``early``).  **Actions.**  Loops of constant trips are unrolled, ranks and copies put in.  What is
+left of an action's position is its part and how often the part was entered: the *turn* of its
+part.  ``loop`` counts steps through all tiles, ``head`` and ``tail`` count tiles, ``start`` and
+``end`` happen once.
+
+**Rings.**  Whatever has stages (shared memory of a CTA, or of a copy; registers of an agent; a
+barrier of a CTA) has a *pace*: by how much its indices move with each step, each tile, each tile
+that its copy takes.  It is the same for all that touch it, so that an index less what its ring has
+moved, the *offset*, is the same at each turn.
+
+**Columns.**  A clock has a column for each fact that somebody may ask for: an action is done, an
+action's writes and reads are behind a proxy fence of its thread, a load has landed (by residue of
+its index), a phase of a barrier is over (by residue).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import product
+from math import lcm, prod
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tinygpu.checker.cells import box, placed, sound_storage
+from tinygpu.checker.outcome import refuse, uncertified
+from tinygpu.checker.table import GROUPS, Entry, entry_of, require_fields, require_types
+from tinygpu.term.expression import Apply, Constant, Expression, Value
+from tinygpu.term.program import (
+    Access,
+    Affine,
+    Arrive,
+    Barrier,
+    Buffer,
+    Commit,
+    Do,
+    Elect,
+    Exit,
+    For,
+    ForTile,
+    Program,
+    Role,
+    Statement,
+    Sync,
+    Wait,
+    WaitGroup,
+    When,
+    each,
+)
+
+__all__ = ["NONE", "PARTS", "Action", "Actor", "PacedRing", "Phased", "Protocol", "Reference"]
+
+Part = Literal["start", "head", "loop", "tail", "end"]
+PARTS: tuple[Part, ...] = ("start", "head", "loop", "tail", "end")
+NONE = -1_000_000
+"""A lag below all others: nothing is known."""
+_MOST = 10_000
+"""No offset and no pace is more."""
+Clock = NDArray[np.int32]
+
+
+class Pace(NamedTuple):
+    """By how much an index moves with a step, a tile, a tile that its copy takes; None: open."""
+
+    step: int | None
+    tile: int | None
+    turn: int | None
+
+    def with_(self, other: Pace) -> Pace | None:
+        """Return what two paces agree on, or None."""
+        found = []
+        for a, b in zip(self, other, strict=True):
+            if a is not None and b is not None and a != b:
+                return None
+            found.append(b if a is None else a)
+        return Pace(*found)
+
+
+_OPEN = Pace(None, None, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Actor:
+    """An agent: ``count`` threads from ``first`` on of a copy (``team``) of a role in a CTA."""
+
+    number: int
+    name: str
+    team: str
+    cta: tuple[int, ...]
+    role: Role
+    copy: int
+    first: int
+    count: int
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(slots=True)
+class PacedRing:
+    """A ring of memory; ``through``: something touches it through the asynchronous proxy."""
+
+    number: int
+    name: str
+    buffer: Buffer
+    cta: tuple[int, ...]
+    stages: int
+    cells: int
+    pace: Pace = _OPEN
+    takes: tuple[int, int] = (0, 1)
+    through: bool = False
+    references: list[tuple[Action, Reference]] = field(default_factory=list)
+
+    @property
+    def key(self) -> str:
+        """What it is called in every CTA."""
+        return self.buffer.name
+
+
+@dataclass(slots=True)
+class Phased:
+    """A barrier of a CTA; ``over``: the columns that say which phases are over, by residue."""
+
+    number: int
+    name: str
+    barrier: Barrier
+    cta: tuple[int, ...]
+    stages: int
+    pace: Pace = _OPEN
+    takes: tuple[int, int] = (0, 1)
+    over: list[int] = field(default_factory=list)
+    waits: list[tuple[Action, int]] = field(default_factory=list)
+    arrivals: list[tuple[Action, int]] = field(default_factory=list)
+    counts_bytes: bool = False
+
+    @property
+    def key(self) -> str:
+        """What it is called in every CTA."""
+        return self.name
+
+    @property
+    def far(self) -> bool:
+        """Whether some arrivals come from another CTA, and so later than their threads go on."""
+        return any(action.actor.cta != self.cta for action, _ in self.arrivals)
+
+
+class Premise(NamedTuple):
+    """What a reference has to know of an action.
+
+    That is ``lag`` in ``column`` if it was done at this turn of its part, ``before`` if not yet;
+    None: nothing.  ``gap``: of an action of ``head``, by how much its index was more when no step was done yet.
+    """
+
+    action: Action
+    column: int
+    lag: int | None
+    before: int | None
+    gap: int | None = None
+
+
+@dataclass(slots=True)
+class Reference:
+    """An access to a ring: which cells, at which offset.  ``adds``: the sums of a product."""
+
+    ring: PacedRing
+    offset: int
+    cells: int
+    write: bool
+    adds: bool = False
+    columns: list[int] = field(default_factory=list)
+    fenced: list[int] = field(default_factory=list)
+    conflicts: list[Premise] = field(default_factory=list)
+
+    @property
+    def mark(self) -> int:
+        """The column of this turn."""
+        return self.columns[self.offset % self.ring.stages]
+
+
+@dataclass(slots=True)
+class Action:
+    """A statement at values of constant loops, by one agent."""
+
+    number: int
+    actor: Actor
+    part: Part
+    site: tuple[Any, ...]
+    statement: Statement
+    guards: tuple[tuple[int, int, int], ...]
+    fresh: tuple[int, int, int] | None = None
+    entry: Entry | None = None
+    references: list[Reference] = field(default_factory=list)
+    told: list[tuple[Phased, int]] = field(default_factory=list)
+    columns: list[int] = field(default_factory=list)
+    indexed: bool = False
+
+    @property
+    def lag(self) -> int:
+        """What its column says when this turn is done: 0, or its index."""
+        return self.told[0][1] if self.indexed else 0
+
+    @property
+    def mark(self) -> int:
+        """The column of this turn, of a wait or an arrival at another CTA; -1: none."""
+        if not self.columns:
+            return -1
+        return self.columns[self.told[0][1] % len(self.columns)]
+
+    @property
+    def turn(self) -> set[int]:
+        """The columns that are about this turn of its part."""
+        found = {self.mark} if self.columns else set()
+        for one in self.references:
+            for columns in (one.columns, one.fenced):
+                found |= {columns[one.offset % one.ring.stages]} if columns else set()
+        return found
+
+    @property
+    def marks(self) -> list[int]:
+        """All columns that it has."""
+        own = [c for one in self.references for c in (*one.columns, *one.fenced)]
+        return sorted({*self.columns, *own})
+
+    def __str__(self) -> str:
+        return f"{self.actor}: {self.statement} [{self.part}{_at(self.site)}]"
+
+
+def _at(site: tuple[Any, ...]) -> str:
+    values = [f" {name}={n}" for name, n in site[-1] if name]
+    return "".join(values)
+
+
+class Protocol:
+    """What a checker derives from a term; raises UncertifiedError where it is of another class."""
+
+    def __init__(self, program: Program, *, early: bool = False) -> None:
+        require_fields(program)
+        self.program, self.early = program, early
+        self.believed: set[str] = set()
+        self.tiled = bool(program.persistent)
+        self.param, self.least = self._parameter()
+        self.actors = list(self._actors())
+        self.teams: dict[str, list[int]] = {}
+        for a in self.actors:
+            self.teams.setdefault(a.team, []).append(a.number)
+        self.rings: list[PacedRing] = []
+        self.barriers: list[Phased] = []
+        self._known: dict[tuple[Any, ...], Any] = {}
+        self._bodies: dict[int, tuple[Any, ForTile | None, For | None]] = {}
+        self.tiles_of: dict[int, tuple[int, int]] = {}
+        self.actions: list[Action] = []
+        self.todo: dict[Part, list[list[Action]]] = {
+            part: [[] for _ in self.actors] for part in PARTS
+        }
+        self.period = 1
+        self.first: int | None = None
+        for actor in self.actors:
+            self._cut(actor)
+        for actor in self.actors:
+            self._expand(actor)
+        self._steps_left()
+        self._require_rendezvous()
+        self._columns()
+        self._conflicts()
+        self._groups()
+        self._moves()
+
+    # Agents and parts.
+
+    def _parameter(self) -> tuple[str, int]:
+        """Return the name of the trips that are not known, and how many they are at least."""
+        trips = {
+            s.trips
+            for role in self.program.roles
+            for s in each(role.body)
+            if isinstance(s, For) and isinstance(s.trips, str)
+        }
+        if len(trips) > 1:
+            uncertified(f"loops to {' and '.join(sorted(trips))}")
+        for name in trips:
+            return name, max(0, least_of(self.program, name))
+        return "", 0
+
+    def _actors(self) -> Iterator[Actor]:
+        ranks = [range(int(extent)) for _, extent in self.program.cluster]
+        ctas = [tuple(reversed(r)) for r in product(*reversed(ranks))]
+        number = 0
+        for cta in ctas:
+            where = f"@{'.'.join(map(str, cta))}" if len(ctas) > 1 else ""
+            for role in self.program.roles:
+                threads = int(role.threads)
+                splits = threads > 1 and any(isinstance(s, Elect) for s in each(role.body))
+                for copy in range(int(role.copies)):
+                    team = f"{role.name}{copy if int(role.copies) > 1 else ''}{where}"
+                    parts = ((team, 0, 1), (f"{team}'s others", 1, threads - 1))
+                    for name, first, count in parts if splits else ((team, 0, threads),):
+                        yield Actor(number, name, team, cta, role, copy, first, count)
+                        number += 1
+
+    def _cut(self, actor: Actor) -> None:
+        """Cut an agent's body into parts."""
+        role = actor.role
+        tiles = any(isinstance(s, ForTile) for r in self.program.roles for s in each(r.body))
+        bodies: dict[Part, list[tuple[tuple[int, ...], Statement]]] = {p: [] for p in PARTS}
+        place: list[Part] = ["start" if self.tiled and tiles else "head"]
+        scope: dict[str, Any] = {}
+
+        def holds(s: Statement) -> bool:
+            return any(
+                isinstance(t, ForTile) or (isinstance(t, For) and isinstance(t.trips, str))
+                for t in (s, *each(s.body))
+            )
+
+        def go(body: tuple[Statement, ...], path: tuple[int, ...]) -> None:
+            for i, s in enumerate(body):
+                here = (*path, i)
+                if not holds(s):
+                    bodies[place[0]].append((here, s))
+                elif isinstance(s, Elect):
+                    if actor.first == 0:
+                        go(s.body, here)
+                elif isinstance(s, ForTile):
+                    if "tile" in scope:
+                        uncertified("two loops over tiles")
+                    scope["tile"] = s
+                    if self.tiled:
+                        place[0] = "head"
+                    go(s.body, here)
+                    if self.tiled and place[0] == "head" and not self.early:
+                        bodies["tail"], bodies["head"] = bodies["head"], []
+                    if self.tiled:
+                        place[0] = "end"
+                elif isinstance(s, For):
+                    if "loop" in scope or place[0] != "head":
+                        uncertified("two loops over steps, or one outside of the tiles")
+                    if self.first not in (None, int(s.start)) or int(s.start) < 0:
+                        uncertified(f"a loop of {s.trips} from {s.start}")
+                    self.first = int(s.start)
+                    scope["loop"] = s
+                    if any(holds(t) for t in s.body):
+                        uncertified("a loop of unknown length in another")
+                    bodies["loop"] += [((*here, j), t) for j, t in enumerate(s.body)]
+                    place[0] = "tail"
+                else:
+                    uncertified(f"a loop of unknown length in {s}")
+
+        go(role.body, ())
+        if not self.early:
+            if place[0] == "start":
+                bodies["end"], bodies["start"] = bodies["start"], []
+            if place[0] == "head":
+                bodies["tail"], bodies["head"] = bodies["head"], []
+        self._bodies[actor.number] = (bodies, scope.get("tile"), scope.get("loop"))
+
+    def _expand(self, actor: Actor) -> None:
+        """Unroll an agent's parts to actions."""
+        bodies, tile, loop = self._bodies[actor.number]
+        context = _Scope(self, actor, tile, loop)
+        self.period = lcm(self.period, context.step)
+        for part in PARTS:
+            for path, s in bodies[part]:
+                for action in context.actions(s, part, path):
+                    self.todo[part][actor.number].append(action)
+
+    def _steps_left(self) -> None:
+        """Count steps and not trips, where loops begin at another number than 0."""
+        first = self.first or 0
+        if self.least < first:
+            uncertified(f"{self.param} may be {self.least}, and a loop begins at {first}")
+        self.least -= first
+
+    def takes(self, actor: Actor, residue: int) -> bool:
+        """Say whether an agent takes the tiles of a residue."""
+        first, step = self.tiles_of[actor.number]
+        return residue % step == first
+
+    def takes_every(self, actor: Actor) -> int:
+        """Return which share of the tiles an agent takes: 2 for every second one."""
+        return self.tiles_of[actor.number][1]
+
+    # Rings.
+
+    def ring(self, actor: Actor, buffer: Buffer, cta: tuple[int, ...]) -> PacedRing:
+        """Return a ring of memory as an agent touches it in a CTA."""
+        if buffer.level == "registers":
+            key: tuple[Any, ...] = (buffer.name, actor.number)
+            name = f"{actor}'s {buffer.name}"
+        else:
+            own = (actor.role.name, actor.copy) if int(buffer.copies) > 1 else ()
+            key = (buffer.name, cta, *own)
+            name = buffer.name
+        if key not in self._known:
+            if not sound_storage(buffer):
+                refuse(f"storage: two cells of {buffer.name} have one place, or lie outside")
+            cells = prod(int(n) for n in buffer.shape)
+            found = PacedRing(len(self.rings), name, buffer, cta, int(buffer.stages), cells)
+            self.rings.append(found)
+            self._known[key] = found
+        ring: PacedRing = self._known[key]
+        return ring
+
+    def phased(self, barrier: Barrier, cta: tuple[int, ...]) -> Phased:
+        """Return a barrier of a CTA."""
+        key = ("barrier", barrier.name, cta)
+        if key not in self._known:
+            many = int(barrier.arrivals)
+            if (many % 32 if barrier.named else not 1 <= many < 1 << 20) or many < 1:
+                refuse(f"balance: {barrier.name} counts {many} arrivals")
+            found = Phased(len(self.barriers), barrier.name, barrier, cta, int(barrier.stages))
+            self.barriers.append(found)
+            self._known[key] = found
+        one: Phased = self._known[key]
+        return one
+
+    def along(self, cta: tuple[int, ...], axes: str) -> list[tuple[int, ...]]:
+        """Return the CTAs along axes of the cluster, or of all of it, from one on."""
+        names = [name for name, _ in self.program.cluster]
+        told = set(names) if axes == "cluster" else set(axes.split())
+        if strange := told - set(names):
+            uncertified(f"{min(strange)} is no axis of the cluster")
+        ranges = [
+            range(int(extent)) if name in told else (rank,)
+            for (name, extent), rank in zip(self.program.cluster, cta, strict=True)
+        ]
+        return list(product(*ranges))
+
+    def _require_rendezvous(self) -> None:
+        """Refuse a number of bar.sync at which two groups of threads meet (D)."""
+        groups: dict[tuple[Any, int], set[Any]] = {}
+        for action in self.actions:
+            s, a = action.statement, action.actor
+            if isinstance(s, Sync) and s.scope != "cluster":
+                number = int(s.barrier) + (a.copy if s.scope == "role" else 0)
+                group = a.team if s.scope == "role" else "all"
+                groups.setdefault((a.cta, number), set()).add(group)
+            if isinstance(s, Wait | Arrive) and s.barrier.named:
+                for i in range(int(s.barrier.stages)):
+                    at = (a.cta, int(s.barrier.number or 0) + i)
+                    groups.setdefault(at, set()).add(f"barrier {s.barrier.name}")
+        for (_, number), met in groups.items():
+            if not 0 <= number < 16:
+                refuse(f"deadlock: there is no bar.sync {number}")
+            if len(met) > 1:
+                refuse(f"deadlock: {' and '.join(sorted(met))} meet at bar.sync {number}")
+
+    # Columns.
+
+    def _columns(self) -> None:
+        """Give each fact a column, with how it moves with a step and with a tile."""
+        self.names: list[str] = []
+        self.rules: list[tuple[Action | None, PacedRing | Phased | None, int, str]] = []
+        for ring in self.rings:
+            ring.through = any(_proxy(a) == "async" for a, _ in ring.references)
+        for action in self.actions:
+            name = f"{action.actor}: {_path(action.site)}"
+            s = action.statement
+            if isinstance(s, Wait | Arrive):
+                place, _ = action.told[0]
+                far = any(place.cta != action.actor.cta for place, _ in action.told)
+                if isinstance(s, Wait) or far or not place.counts_bytes:
+                    plain = not place.pace.tile and not place.pace.turn and place.pace.step
+                    if action.part == "tail" and plain and self.least:
+                        action.indexed = True
+                    action.columns = self._by_residue(name, action, place)
+            elif action.entry is not None:
+                self._columns_of(action, action.entry, name)
+        for barrier in self.barriers:
+            barrier.over = [
+                self._column(f"{barrier.name}{_cta(barrier.cta)} over {r}", None, barrier, r)
+                for r in range(barrier.stages)
+            ]
+
+    def _columns_of(self, action: Action, entry: Entry, name: str) -> None:
+        """Give columns to what may be asked of an instruction; a product's are its warpgroup's."""
+        who = action.actor.team if entry.done == "multiplied" else action.actor.number
+        for one in action.references:
+            private = one.ring.buffer.level == "registers"
+            if private and entry.done == "now":
+                continue
+            ring = one.ring
+            key: tuple[Any, ...] = ("columns", who, action.part, action.site)
+            if self._residues(action, ring):
+                alike = (ring.stages, ring.pace, one.offset % ring.stages)
+                key = (*key, *((ring.number,) if entry.done == "landed" else alike))
+            if key not in self._known:
+                self._known[key] = self._by_residue(name, action, ring)
+            one.columns = self._known[key]
+            if ring.through and entry.proxy == "generic" and not private:
+                fenced = (*key, "fenced")
+                if fenced not in self._known:
+                    self._known[fenced] = self._by_residue(f"{name} fenced", action, ring)
+                one.fenced = self._known[fenced]
+
+    def _residues(self, action: Action, ring: PacedRing | Phased) -> bool:
+        """Say whether what is known of an action is known by residue of its index.
+
+        It is not where each turn is known with all turns before it: it is of loads, which land in
+        any order, and of who skips tiles, of whom nobody knows how many steps ago the last was.
+        """
+        landing = action.entry is not None and action.entry.done == "landed"
+        return (
+            action.indexed
+            or landing
+            or (self.takes_every(action.actor) > 1 and bool(ring.pace.step))
+        )
+
+    def _by_residue(self, name: str, action: Action, ring: PacedRing | Phased) -> list[int]:
+        """Return new columns of a reference, or of a wait."""
+        if not self._residues(action, ring):
+            return [self._column(name, action, None, 0)] * ring.stages
+        where = _cta(ring.cta) if ring.cta != action.actor.cta else ""
+        return [
+            self._column(f"{name} at {ring.name}{where} {r}", action, ring, r)
+            for r in range(ring.stages)
+        ]
+
+    def _column(
+        self, name: str, action: Action | None, ring: PacedRing | Phased | None, residue: int
+    ) -> int:
+        self.names.append(name)
+        self.rules.append((action, ring, residue, "fenced" if name.endswith("fenced") else ""))
+        return len(self.names) - 1
+
+    def beginning(self) -> Clock:
+        """Return what all know at the start: of what never was, all."""
+        found = np.full(len(self.names), -1, np.int32)
+        for barrier in self.barriers:
+            for r, column in enumerate(barrier.over):
+                found[column] = r - barrier.stages
+        for action in self.actions:
+            if action.indexed:  # its index is at least one step more than its offset
+                (place, offset), *_ = action.told
+                for r, column in enumerate(action.columns):
+                    found[column] = offset - (offset - r) % place.stages
+        return found
+
+    def _moves(self) -> None:
+        """Say from which column each takes its lag with a step or a tile, less how much."""
+        self.moves: dict[tuple[str, int], tuple[NDArray[np.intp], Clock]] = {}
+        for kind in ("step", "tile"):
+            for tile in range(self.period):
+                source = np.arange(len(self.names))
+                less = np.zeros(len(self.names), np.int32)
+                for column, (action, ring, residue, _) in enumerate(self.rules):
+                    by = 0 if ring is None else moved(ring, kind, tile)
+                    if ring is not None:  # the columns of its residues are neighbours
+                        source[column] += (residue + by) % ring.stages - residue
+                    if action is None or action.indexed:
+                        less[column] = by
+                    else:
+                        less[column] = int(_counter(action.part) == kind)
+                self.moves[kind, tile] = (source, less)
+
+    def _groups(self) -> None:
+        """Say how many groups each agent's waits tell apart, and which registers products use."""
+        self.groups: dict[tuple[int, str], int] = {}
+        self.sums: list[set[int]] = [set() for _ in self.actors]
+        for action in self.actions:
+            s, number = action.statement, action.actor.number
+            if isinstance(s, Commit | WaitGroup):
+                most = int(s.pending) if isinstance(s, WaitGroup) else 0
+                key = (number, GROUPS.get(s.group, s.group))
+                self.groups[key] = max(self.groups.get(key, 0), most)
+            elif action.entry is not None and action.entry.done in GROUPS.values():
+                self.groups.setdefault((number, action.entry.done), 0)
+            if action.entry is not None and action.entry.done == "multiplied":
+                own = (r.ring for r in action.references if r.ring.buffer.level == "registers")
+                self.sums[number].update(ring.number for ring in own)
+        self._lists()
+
+    def _lists(self) -> None:
+        """List the columns of each part, of each agent's fences and products."""
+        parts: dict[Part, set[int]] = {part: set() for part in PARTS}
+        fences: list[set[tuple[int, int, bool]]] = [set() for _ in self.actors]
+        products: list[set[int]] = [set() for _ in self.actors]
+        for action in self.actions:
+            parts[action.part].update(() if action.indexed else action.marks)
+            for one in action.references:
+                each_ = action.entry is not None and action.entry.issuer == "thread"
+                pairs = zip(one.columns, one.fenced, strict=False)
+                fences[action.actor.number].update((c, f, each_) for c, f in pairs)
+                if action.entry is not None and action.entry.done == "multiplied":
+                    products[action.actor.number].update(one.columns)
+        self.indexed = [action for action in self.actions if action.indexed]
+        whole = np.intp
+        self.columns = {part: np.array(sorted(some), whole) for part, some in parts.items()}
+        self.fenced = [sorted(some) for some in fences]
+        self.products = [np.array(sorted(some), whole) for some in products]
+        self.prior = np.array([self._prior(c) for c in range(len(self.names))], np.int32)
+
+    def images(self) -> list[tuple[int, NDArray[np.intp]] | None]:
+        """Return of each agent which it may be an image of, and from which column each is.
+
+        The first copy in the first CTA of the cluster stands for the others; see ``written``.
+        """
+        extents = [int(n) for _, n in self.program.cluster]
+
+        def seen(actor: Actor, me: Actor) -> tuple[Any, ...]:
+            by = (a - b for a, b in zip(actor.cta, me.cta, strict=True))
+            cta = tuple(n % extent for n, extent in zip(by, extents, strict=True))
+            copy = actor.copy
+            if actor.role.name == me.role.name and copy in (0, me.copy):
+                copy = me.copy - copy
+            return (actor.role.name, copy, actor.first, cta)
+
+        def keys(me: Actor) -> dict[tuple[Any, ...], int]:
+            found: dict[tuple[Any, ...], int] = {}
+            times: dict[tuple[Any, ...], int] = {}
+            for column, (action, ring, residue, what) in enumerate(self.rules):
+                where = ring.cta if isinstance(ring, PacedRing | Phased) else me.cta
+                by = tuple((a - b) % n for a, b, n in zip(where, me.cta, extents, strict=True))
+                name = "" if ring is None else ring.key
+                who = () if action is None else (seen(action.actor, me), action.part, action.site)
+                key: tuple[Any, ...] = (who, name, by, residue, what)
+                times[key] = times.get(key, 0) + 1
+                found[(*key, times[key])] = column
+            return found
+
+        found: list[tuple[int, NDArray[np.intp]] | None] = []
+        first = {(a.role.name, a.first): a for a in reversed(self.actors) if a.copy == 0
+                 and not any(a.cta)}  # fmt: skip
+        for actor in self.actors:
+            one = first[actor.role.name, actor.first]
+            image = None
+            if one is not actor:
+                mine, theirs = keys(actor), keys(one)
+                if mine.keys() == theirs.keys():
+                    image = np.zeros(len(self.names), np.intp)
+                    for key, column in mine.items():
+                        image[column] = theirs[key]
+            found.append(None if image is None else (one.number, image))
+        return found
+
+    # Conflicts.
+
+    def _conflicts(self) -> None:
+        """Find what each reference to memory has to know of the others of its ring."""
+        for ring in self.rings:
+            for action, one in ring.references:
+                for other, two in ring.references:
+                    if (one.write or two.write) and one.cells & two.cells:
+                        self._conflict(ring, action, one, other, two)
+
+    def _conflict(
+        self, ring: PacedRing, action: Action, one: Reference, other: Action, two: Reference
+    ) -> None:
+        """Note what ``one`` has to know of the earlier ``two``."""
+        assert action.entry is not None
+        assert other.entry is not None
+        if ring.buffer.level == "registers":  # a thread's own, in its order, but for products
+            if other.entry.done != "multiplied":
+                return
+            if (
+                action.entry.done == "multiplied"
+                and one.adds
+                and two.adds
+                and _alike(action, other)
+            ):
+                return  # sums of products of one shape are added in order
+        together = action.actor.team == other.actor.team and action.site == other.site
+        apart = together and one.write and two.write and action.actor is not other.actor
+        apart = apart and action.entry.issuer == "warp"  # which wrote the cells of all together
+        before, step = self._latest(ring, action, one, other, two, -1), self.step_of(ring, other)
+        lag = None if apart else self._latest(ring, action, one, other, two, 0)
+        if lag is not None and action is other:
+            lag = before
+        if lag is None and before is None:
+            return
+        gap = None
+        if (
+            step is None
+            and other.part == "head" != action.part
+            and not (ring.pace.tile or ring.pace.turn)
+        ):
+            gap = two.offset - one.offset
+        through = action.entry.proxy == "async" and other.entry.proxy == "generic"
+        columns = two.fenced if through else two.columns
+        if step is not None:
+            columns = [columns[one.offset % ring.stages]]
+        one.conflicts += [Premise(other, c, lag, before, gap) for c in sorted({*columns})]
+
+    def step_of(self, ring: PacedRing | Phased, action: Action) -> int | None:
+        """Return by how much an index of an action moves from turn to turn; None: it varies."""
+        pace, counter = ring.pace, _counter(action.part)
+        step, tile, turn = (n or 0 for n in pace)
+        moves = {"step": step, "tile": tile + turn}
+        if any(n for name, n in moves.items() if name != counter):
+            return None
+        return moves.get(counter, 0)
+
+    def index(self, ring: PacedRing, action: Action, lag: int) -> int:
+        """Return how far the index moves from this turn of an action's part to ``lag`` turns on."""
+        _, tile, turn = (n or 0 for n in ring.pace)
+        if _counter(action.part) == "tile":
+            return tile * lag + turn * (lag // ring.takes[1])
+        return (self.step_of(ring, action) or 0) * lag
+
+    def _latest(
+        self, ring: PacedRing, action: Action, one: Reference, other: Action, two: Reference,
+        last: int,
+    ) -> int | None:  # fmt: skip
+        """Return the last turn, up to ``last``, at which ``other`` touched the slot of ``one``."""
+        if self.step_of(ring, other) is None:
+            here = last == 0 and action.part == other.part and (one.offset - two.offset)
+            return -1 if here and here % ring.stages else last
+        every = self.takes_every(other.actor)
+        for lag in range(last, last - ring.stages * every, -1):
+            if ring.pace.turn and _counter(other.part) == "tile" and lag % every:
+                continue
+            at = two.offset + self.index(ring, other, lag)
+            if (at - one.offset) % ring.stages == 0:
+                return lag
+        return None
+
+    def _prior(self, column: int) -> int:
+        """Return the last turn before this one that a column is about; -1 if that varies."""
+        action, ring, residue, _ = self.rules[column]
+        if action is None or ring is None or action.indexed or not self.step_of(ring, action):
+            return -1
+        (offset,) = {n for place, n in action.told if place is ring} or {
+            one.offset for one in action.references if one.ring is ring and column in one.columns
+        }
+        if _counter(action.part) != "step":
+            return -1
+        for lag in range(-1, -1 - ring.stages, -1):
+            if (offset + (ring.pace.step or 0) * lag - residue) % ring.stages == 0:
+                return lag
+        return -1
+
+
+def _alike(one: Action, other: Action) -> bool:
+    """Say whether two products have one shape, as PTX asks where they add to the same sums."""
+    a, b = one.statement, other.statement
+    assert isinstance(a, Do)
+    assert isinstance(b, Do)
+    return (a.values, a.write.value) == (b.values, b.write.value)
+
+
+def _counter(part: Part) -> str:
+    return {"loop": "step", "head": "tile", "tail": "tile"}.get(part, "")
+
+
+def _proxy(action: Action) -> str:
+    return "generic" if action.entry is None else action.entry.proxy
+
+
+def _path(site: tuple[Any, ...]) -> str:
+    *path, values = site
+    return ".".join(map(str, path)) + "".join(f" {name}{n}" for name, n in values)
+
+
+def _cta(cta: tuple[int, ...]) -> str:
+    return f"@{'.'.join(map(str, cta))}" if any(cta) else ""
+
+
+def moved(ring: PacedRing | Phased, kind: str, tile: int) -> int:
+    """Return by how much a ring's indices move with a step, or a tile of a residue."""
+    if kind == "step":
+        return ring.pace.step or 0
+    first, every = ring.takes
+    mine = tile % every == first
+    return (ring.pace.tile or 0) + (ring.pace.turn or 0) * mine
+
+
+def least_of(program: Program, name: str) -> int:
+    """Return what a size, or a parameter by its expression, is at least."""
+    known = dict(program.parameters)
+    if name in program.operation.axes:
+        return 1
+    if name not in known:
+        uncertified(f"trips {name}, no size and no parameter")
+
+    def least(e: Expression) -> int:
+        match e:
+            case Constant(number) if number == int(number):
+                return int(number)
+            case Value(inner) if inner in program.operation.axes or inner in known:
+                return least_of(program, inner)
+            case Apply("ceildiv", (top, Constant(n))) if n > 0:
+                return -(-least(top) // int(n))
+            case Apply("add" | "mul" | "max" | "min" as how, parts):
+                every = [least(p) for p in parts]
+                if how != "mul" or all(n >= 0 for n in every):
+                    fold: Any = {"add": sum, "mul": prod, "max": max, "min": min}[how]
+                    return int(fold(every))
+        return uncertified(f"{name} = {known[name]}: its least value")
+
+    return least(known[name])
+
+
+class _Scope:
+    """The variables of one agent, and its statements as actions."""
+
+    def __init__(
+        self, protocol: Protocol, actor: Actor, tile: ForTile | None, loop: For | None
+    ) -> None:
+        self.protocol, self.actor, self.loop = protocol, actor, loop
+        program = protocol.program
+        self.env: dict[str, int] = dict(
+            zip((name for name, _ in program.cluster), actor.cta, strict=True)
+        )
+        if actor.role.copy:
+            self.env[actor.role.copy] = actor.copy
+        self.tile, self.turn = (tile.tile, tile.turn) if tile else ("", "")
+        self.start, self.step = 0, 1
+        if tile is not None:
+            self.step = int(tile.step)
+            moving = [name for name, _ in tile.start.terms if name not in self.env]
+            if moving:
+                uncertified(f"tiles from {tile.start}")
+            self.start = int(tile.start.evaluate(self.env))
+            if not 0 <= self.start < self.step or (self.step > 1 and not protocol.tiled):
+                uncertified(f"tiles from {self.start} by {self.step}")
+        protocol.tiles_of[actor.number] = (self.start, self.step)
+        self.grid = {axis.var for axis in program.grid}
+
+    def actions(
+        self, s: Statement, part: Part, path: tuple[int, ...], guards: tuple[Any, ...] = (),
+        values: tuple[tuple[str, int], ...] = (),
+    ) -> Iterator[Action]:  # fmt: skip
+        """Yield what a statement does: constant loops are unrolled."""
+        env = {**self.env, **dict(values)}
+        match s:
+            case Elect(body):
+                if self.actor.first == 0:
+                    for i, t in enumerate(body):
+                        yield from self.actions(t, part, (*path, i), guards, values)
+            case When(index, bound, body):
+                more = self._guard(index, bound, env, part)
+                for i, t in enumerate(body):
+                    yield from self.actions(t, part, (*path, i), (*guards, more), values)
+            case For(var, trips, body, _, start):
+                for n in range(int(start), int(trips)):
+                    for i, t in enumerate(body):
+                        inner = (*values, (var, n))
+                        yield from self.actions(t, part, (*path, i), guards, inner)
+            case _:
+                yield from self._action(s, part, (*path, values), guards, env)
+
+    def _action(
+        self, s: Statement, part: Part, site: tuple[Any, ...], guards: tuple[Any, ...],
+        env: Mapping[str, int],
+    ) -> Iterator[Action]:  # fmt: skip
+        p, a = self.protocol, self.actor
+        made = Action(len(p.actions), a, part, site, s, guards)
+        if isinstance(s, Do):
+            if s.lanes is not None and not self._runs(s):
+                return
+            self._do(made, s, env)
+        elif isinstance(s, Wait | Arrive):
+            ctas = [a.cta]
+            if isinstance(s, Arrive) and s.to != "cta":
+                ctas = p.along(a.cta, s.to)
+            for cta in ctas:
+                self._tell(made, s.barrier, s.index, cta, env)
+        elif isinstance(s, Exit):
+            self._exit(s)
+        p.actions.append(made)
+        yield made
+
+    def _runs(self, s: Do) -> bool:
+        below, extent, residue = (int(n) for n in s.lanes or (1, 1, 0))
+        threads = range(self.actor.first, self.actor.first + self.actor.count)
+        return any(t // below % extent == residue for t in threads)
+
+    def _exit(self, s: Exit) -> None:
+        if len(self.protocol.actors) > 1:
+            uncertified("Exit beside other agents")
+
+    def _tell(
+        self, made: Action, barrier: Barrier, index: Affine, cta: tuple[int, ...],
+        env: Mapping[str, int],
+    ) -> None:  # fmt: skip
+        place = self.protocol.phased(barrier, cta)
+        pace, offset = self._place(index, env, made.part)
+        self._agree(place, pace, f"{made}")
+        made.told.append((place, offset))
+        match made.statement:
+            case Wait():
+                place.waits.append((made, offset))
+            case Arrive(bytes=expected):
+                place.arrivals.append((made, offset))
+                place.counts_bytes |= bool(int(expected))
+            case _:
+                place.counts_bytes = True
+
+    def _agree(self, ring: PacedRing | Phased, pace: Pace, what: str) -> None:
+        both = ring.pace.with_(pace)
+        if both is None:
+            uncertified(f"{what} moves otherwise than others at {ring.name}")
+        ring.pace = both
+        if pace.turn:
+            if isinstance(ring, Phased) or ring.takes not in ((0, 1), (self.start, self.step)):
+                uncertified(f"{what}: turns of several copies at {ring.name}")
+            ring.takes = (self.start, self.step)
+
+    def _do(self, made: Action, s: Do, env: Mapping[str, int]) -> None:
+        p, a = self.protocol, self.actor
+        made.entry, own = entry_of(s)
+        if own:
+            p.believed.add(s.instruction.name)
+        require_types(s, made.entry)
+        issuer = made.entry.issuer
+        whole, before = int(a.role.threads), 0
+        for role in p.program.roles[: p.program.roles.index(a.role)]:
+            before += int(role.threads) * int(role.copies)
+        if issuer == "one" and a.count != 1:
+            refuse(f"issuers: {a}: {s} by each of {a.count} threads; one issues it")
+        if issuer == "warpgroup" and (whole != 128 or before % 128):
+            refuse(f"issuers: {a}: {s} by {whole} threads from {before} on, no warpgroup")
+        if issuer == "warp" and (whole % 32 or before % 32):
+            refuse(f"issuers: {a}: {s} by {whole} threads from {before} on, no whole warps")
+        if s.across and s.lanes is not None:
+            uncertified(f"{s}: a shuffle among some lanes")
+        if s.fresh is not None:
+            made.fresh = self._linear(s.fresh, env, made.part)
+        adds = made.entry.adds
+        for i, read in enumerate(s.reads):
+            if isinstance(read, Access):
+                sums = adds and i == 2
+                if sums and read != s.write:
+                    uncertified(f"{s} adds to other registers than it writes")
+                self._touch(made, s, read, env, write=False, adds=sums)
+        if s.where is not None:
+            self._touch(made, s, s.write, env, write=False, adds=False)
+        if s.signal is None:
+            self._touch(made, s, s.write, env, write=True, adds=adds)
+            if made.entry.done == "landed":
+                refuse(f"balance: {made}: its bytes land at no barrier")
+            return
+        if made.entry.done != "landed":
+            uncertified(f"{s}: a signal of what lands at no barrier")
+        for cta in p.along(a.cta, s.multicast):
+            self._touch(made, s, s.write, env, write=True, adds=False, cta=cta)
+            self._tell(made, *s.signal, cta, env)
+
+    def _touch(
+        self, made: Action, s: Do, access: Access, env: Mapping[str, int], *, write: bool,
+        adds: bool, cta: tuple[int, ...] | None = None,
+    ) -> None:  # fmt: skip
+        """Note an access to a ring."""
+        p, a, buffer = self.protocol, self.actor, access.buffer
+        assert made.entry is not None
+        levels = made.entry.writes if write else (made.entry.reads or ("registers",))
+        if buffer.level not in (*levels, *(made.entry.writes if s.where else ())):
+            uncertified(f"{s}: {buffer.name} is in {buffer.level}")
+        if buffer.level == "gmem":
+            p._known.setdefault(("gmem", buffer.name, write), True)
+            if p._known.get(("gmem", buffer.name, not write)):
+                uncertified(f"global memory {buffer.name} is read and written")
+            return
+        if buffer.level not in ("smem", "registers"):
+            uncertified(f"{buffer.name} in {buffer.level}")
+        if buffer.home and write:
+            axes = [name for name, _ in p.program.cluster]
+            cta = tuple(
+                int(access.peer) if name == buffer.home else rank
+                for name, rank in zip(axes, a.cta, strict=True)
+            )
+        ring = p.ring(a, buffer, a.cta if cta is None else cta)
+        pace, offset = self._place(access.index, env, made.part)
+        self._agree(ring, pace, f"{made}: {access}")
+        cells = self._cells(made, s, access, env, write=write)
+        if made.entry.done == "landed" and cells.bit_count() != prod(map(int, s.values)):
+            uncertified(f"{s}: it writes a cell twice, or none")
+        if cells:
+            one = Reference(ring, offset, cells, write, adds)
+            made.references.append(one)
+            ring.references.append((made, one))
+
+    def _cells(
+        self, made: Action, s: Do, access: Access, env: Mapping[str, int], *, write: bool
+    ) -> int:
+        """Return the cells that the agent's threads touch, or the team's where they do together."""
+        a, buffer = self.actor, access.buffer
+        assert made.entry is not None
+        private, issuer = buffer.level == "registers", made.entry.issuer
+        shape = tuple(int(n) for n in buffer.shape)
+        values = tuple(int(n) for n in s.values)
+        threads = tuple(int(n) for n in s.threads)
+        thread = access.thread if threads else ()
+        first, count = (0, int(a.role.threads)) if issuer != "thread" else (a.first, a.count)
+        lanes = s.lanes
+        if private or issuer == "one":
+            thread, threads, first, count = (), (), 0, 1
+        if private:
+            self._require_lanes(buffer, s)
+            lanes = None
+        if thread and prod(threads) != int(a.role.threads):
+            uncertified(f"{s}: its threads are not those of {a.role.name}")
+        value = access.value or tuple((0,) * len(shape) for _ in values)
+        found = box(shape, value, values, thread, threads, lanes, first, count)
+        if found is None:
+            return 0
+        if write and not found.apart and not private and count > 1:
+            refuse(f"race: {made}: two threads write one cell of {buffer.name}")
+        origin = [self._constant(o, env, s) for o in access.origin] or [0] * len(shape)
+        cells = placed(found, shape, tuple(origin))
+        if cells is None:
+            refuse(f"bounds: {made}: {access} reaches outside of a stage")
+        return cells
+
+    def _require_lanes(self, buffer: Buffer, s: Do) -> None:
+        """Require that registers which some lanes write are touched by these lanes alone."""
+        role = self.actor.role
+        key = ("lanes", role.name, buffer.name)
+        known = self.protocol._known
+        if key not in known:
+            dos = [t for t in each(role.body) if isinstance(t, Do)]
+            writes = {t.lanes for t in dos if t.write.buffer.name == buffer.name}
+            touch = {t.lanes for t in dos for a in (*t.accesses,) if a.buffer.name == buffer.name}
+            known[key] = writes == {None} or len(touch) == 1
+        if not known[key]:
+            uncertified(f"{s}: {buffer.name} is touched by other lanes elsewhere")
+
+    def _constant(self, form: Affine, env: Mapping[str, int], s: Statement) -> int:
+        total = int(form.constant)
+        for name, factor in form.terms:
+            if isinstance(factor, str) or name not in env:
+                uncertified(f"{s}: a place in a stage depends on {name}")
+            total += int(factor) * env[name]
+        return total
+
+    def _parts(self, form: Affine, env: Mapping[str, int]) -> tuple[int, dict[str, int]]:
+        """Return a form's constant, and its factors of k, trips, trips * tile, tile and turn."""
+        constant = int(form.constant)
+        found = dict.fromkeys(("k", "trips", "before", "tile", "turn"), 0)
+        param, first = self.protocol.param, self.protocol.first or 0
+        for name, factor in form.terms:
+            tile = name == self.tile or (name == self.turn and self.step == 1)
+            if isinstance(factor, str):
+                if factor != param or not tile:
+                    uncertified(f"an index with {factor} * {name}")
+                found["before"] += 1
+                found["tile"] += first  # by so many trips more than steps, in each tile
+            elif name in env:
+                constant += int(factor) * env[name]
+            elif self.loop is not None and name == self.loop.var:
+                found["k"] += int(factor)
+                constant += first * int(factor)
+            elif name == param:
+                found["trips"] += int(factor)
+                constant += first * int(factor)
+            elif tile:
+                found["tile"] += int(factor)
+            elif name == self.turn:
+                found["turn"] += int(factor)
+            else:
+                uncertified(f"an index with {name}")
+        return constant, found
+
+    def _place(self, form: Affine, env: Mapping[str, int], part: Part) -> tuple[Pace, int]:
+        """Return the pace and the offset of an index."""
+        constant, f = self._parts(form, env)
+        if not self.protocol.tiled:
+            f["before"] = f["tile"] = f["turn"] = 0
+            tile: int | None = None
+            turn: int | None = None
+        else:
+            tile, turn = (f["tile"], f["turn"]) if part != "start" else (None, None)
+        step: int | None
+        match part:
+            case "loop":
+                step = f["k"]
+                if f["trips"] or (self.protocol.tiled and f["before"] != step):
+                    uncertified(f"an index {form} in a loop over steps")
+            case "tail":
+                step = f["trips"]
+                if f["k"] or (self.protocol.tiled and f["before"] != step):
+                    uncertified(f"an index {form} behind a loop over steps")
+            case "head" if self.protocol.tiled:
+                step = f["before"]
+                if f["k"] or f["trips"]:
+                    uncertified(f"an index {form} before a loop over steps")
+            case _:
+                step = None if part in ("start", "head") else 0
+                if f["k"] or f["trips"] or f["before"]:
+                    uncertified(f"an index {form} outside of the loops")
+        if any(n is not None and not 0 <= n <= _MOST for n in (step, tile, turn)):
+            uncertified(f"an index {form} that moves back, or far")
+        if abs(constant) > _MOST:
+            uncertified(f"an index {form}")
+        return Pace(step, tile, turn), constant
+
+    def _linear(
+        self, form: Affine, env: Mapping[str, int], part: Part, less: str = ""
+    ) -> tuple[int, int, int]:
+        """Return a form as (constant, factor of the steps done, factor of the steps left)."""
+        constant, f = self._parts(form, env)
+        if less:
+            f["trips"] -= 1
+            constant -= self.protocol.first or 0
+        if self.protocol.tiled and (f["before"] or f["tile"] or f["turn"]):
+            uncertified(f"{form} is compared, and depends on the tile")
+        if f["trips"] and part in ("start", "end"):
+            uncertified(f"{form} is compared outside of the loops")
+        return constant, f["k"] + f["trips"], f["trips"]
+
+    def _guard(
+        self, index: Affine, bound: int | str, env: Mapping[str, int], part: Part
+    ) -> tuple[int, int, int]:
+        """Return the form that has to be below 0."""
+        if isinstance(bound, str):
+            if bound != self.protocol.param:
+                uncertified(f"a guard {index} < {bound}")
+            return self._linear(index, env, part, less=bound)
+        constant, done, left = self._linear(index, env, part)
+        return constant - int(bound), done, left

@@ -1,0 +1,582 @@
+"""The rules: one node executed once, from its invariant, with everything asked on the way.
+
+    D  deadlock   every agent ends the node with what stands in it
+    B  balance    a contribution to phase x of a barrier comes while x is open, and no more come
+                  than the barrier counts
+    E  early      who contributes to x knows that x - D is over (D stages)
+    A  parity     a wait for x begins when its agent knows that x - D is over, and its passing is
+                  known to the contributions to x + D when that is over
+    R  race       who touches cells knows of all that touched them before, unless both read
+    V  value      a read of index x finds x in its slot, and all cells that it takes are written
+    P  proxy      who comes through the asynchronous proxy knows the fence of who came through the
+                  generic one; a product follows a wgmma.fence after what else touched its registers
+    G  groups     a wait leaves 0 groups or more pending
+    X  exit       at its end an agent has waited for what it started; somebody waited for each
+                  load; what was sent to another CTA is known there
+
+Which agent goes first is arbitrary: of two events that nothing orders, the one that is visited
+second does not know the first, and R refuses.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tinygpu.checker.invariant import Held, Invariant
+from tinygpu.checker.outcome import refuse, uncertified
+from tinygpu.checker.protocol import NONE, PARTS, Action, Actor, Part, Phased, Protocol, Reference
+from tinygpu.checker.table import FENCES, GROUPS
+from tinygpu.term.program import Arrive, Commit, Do, Exit, Fence, Sync, Wait, WaitGroup
+
+__all__ = ["MANY", "Execution", "Situation"]
+
+MANY = 1 << 30
+
+
+class Situation(NamedTuple):
+    """A part; the steps done and left, each exactly or from a number on; the tile's residue."""
+
+    part: Part
+    done: tuple[int, int]
+    left: tuple[int, int]
+    tile: int
+
+    def __str__(self) -> str:
+        def text(ends: tuple[int, int]) -> str:
+            return f"{ends[0]}" if ends[0] == ends[1] else f"{ends[0]} or more"
+
+        return f"{self.part}, {text(self.done)} steps done, {text(self.left)} left"
+
+
+class Execution:
+    """Execute a node from an invariant, which is changed."""
+
+    def __init__(self, protocol: Protocol, node: Situation, state: Invariant) -> None:
+        self.protocol, self.node, self.state = protocol, node, state
+        n = len(protocol.actors)
+        self.todo = [[a for a in actions if self.runs(a)] for actions in protocol.todo[node.part]]
+        self.at = [0] * n
+        self.begun = [-1] * n
+        self.done: set[int] = set()
+        self.meeting: dict[Any, list[int]] = {}
+        self.left = [False] * n
+
+    def run(self) -> Invariant:
+        """Let each agent go on as far as it can, until all have done the node."""
+        going = True
+        while going:
+            going = False
+            for number, todo in enumerate(self.todo):
+                while self.at[number] < len(todo) and self.step(todo[self.at[number]]):
+                    self.at[number] += 1
+                    going = True
+        for number, todo in enumerate(self.todo):
+            if self.at[number] < len(todo):
+                self.refuse(
+                    "deadlock", todo[self.at[number]], "waits for ever, or for a later step"
+                )
+        self.absent()
+        self.pruned()
+        if self.node.part == "end":
+            self.end()
+        return self.state
+
+    def refuse(self, rule: str, action: Action, *why: object) -> None:
+        """End the check."""
+        refuse(f"{rule}: {action} at {self.node}:", *why)
+
+    # Which actions a node has.
+
+    def runs(self, action: Action) -> bool:
+        """Decide the guards of an action at all counters of the node."""
+        if not self.protocol.takes(action.actor, self.node.tile) and action.part not in (
+            "start", "end",
+        ):  # fmt: skip
+            return False
+        for guard in action.guards:
+            low, high = self.ends(guard)
+            if high < 0:
+                continue
+            if low < 0:
+                uncertified(f"{action}: its guard is not decided at {self.node}")
+            return False
+        return True
+
+    def ends(self, form: tuple[int, int, int]) -> tuple[int, int]:
+        """Return the least and the greatest value of a form at the node."""
+        constant, done, left = form
+        low = high = constant
+        for factor, (first, last) in ((done, self.node.done), (left, self.node.left)):
+            if factor:
+                both = sorted((factor * first, factor * last))
+                low, high = low + both[0], high + both[1]
+        return low, high
+
+    def happened(self, action: Action) -> bool:
+        """Say whether an action is done at this turn of its part."""
+        if action.part == self.node.part:
+            return action.number in self.done
+        return action.part == "start" or (
+            action.part == "head" and self.node.part in ("loop", "tail")
+        )
+
+    def absent(self) -> None:
+        """Raise lags over turns that are none: who knows all before them knows all.
+
+        A turn is none where a guard does not hold, where the agent does not take the tile, and for
+        the columns of other residues than that of its index.
+        """
+        state, columns = self.state, self.protocol.columns[self.node.part]
+        present = {c for todo in self.todo for action in todo for c in action.turn}
+        here = columns[~np.isin(columns, list(present))]
+        loop = self.protocol.columns["loop"] if self.node.part != "loop" else here[:0]
+        for clocks in (state.known, state.own, *state.messages.values(), *state.groups.values()):
+            for some, top in ((here, 0), (loop, -1)):
+                lags = clocks[..., some]
+                raised = (lags >= self.protocol.prior[some]) & (lags < top)
+                clocks[..., some] = np.where(raised, top, lags)
+        self.absent_indices()
+
+    def absent_indices(self) -> None:
+        """Raise what is known by its index, of who stands behind the loop over steps.
+
+        It has no turn where the loop goes on.
+        """
+        if self.node.part not in ("loop", "tail"):
+            return
+        columns, index, stages = [], [], []
+        for action in self.protocol.indexed:
+            (barrier, offset), *_ = action.told
+            if self.node.part == "loop":
+                offset += barrier.pace.step or 0
+            if action.number not in self.done and (
+                self.node.part == "tail" or self.node.left[0] > 1
+            ):
+                columns.append(action.columns[offset % barrier.stages])
+                index.append(offset)
+                stages.append(barrier.stages)
+        if not columns:
+            return
+        state, top, least = self.state, np.array(index), np.array(index) - np.array(stages)
+        for clocks in (state.known, state.own, *state.messages.values(), *state.groups.values()):
+            lags = clocks[..., columns]
+            clocks[..., columns] = np.where((lags >= least) & (lags < top), top, lags)
+
+    def pruned(self) -> None:
+        """Forget messages that nobody can wait for, of phases before the last that is over."""
+        state = self.state
+        keep = {
+            (b.number, x)
+            for b, stages in zip(self.protocol.barriers, state.open, strict=True)
+            for at in stages
+            for x in (at, at - b.stages)
+        }
+        state.messages = {at: clock for at, clock in state.messages.items() if at in keep}
+        for (number, _), groups in state.groups.items():
+            known, mine = self.tell(number), self.protocol.products[number]
+            known[mine] = state.own[number, mine]  # of these who waits knows, and nobody else
+            np.maximum(groups, known, out=groups)
+            np.maximum.accumulate(groups, axis=0, out=groups)
+
+    # Knowledge.
+
+    def tell(self, number: int) -> Any:
+        """Return what the threads of an agent know and did."""
+        return np.maximum(self.state.known[number], self.state.own[number])
+
+    def learn(self, action: Action, column: int, lag: int = 0) -> None:
+        """Note what each thread of an agent did."""
+        collective = action.entry is not None and action.entry.issuer == "warp"
+        alone = action.actor.count == 1 and not collective
+        clocks = self.state.known if alone else self.state.own
+        clocks[action.actor.number, column] = max(clocks[action.actor.number, column], lag)
+
+    # Actions.
+
+    def step(self, action: Action) -> bool:
+        """Do one action; say whether its agent can go on."""
+        number = action.actor.number
+        match action.statement:
+            case Do():
+                if not self.do(action):
+                    return False
+            case Wait(barrier):
+                if not (self.meet if barrier.named else self.wait)(action):
+                    return False
+            case Arrive(barrier):
+                self.arrive(action)
+            case Sync():
+                if not self.sync(action):
+                    return False
+            case Commit(group):
+                groups = self.state.groups[number, self.group(action, group)]
+                groups[1] = np.maximum(groups[0], groups[1])
+                groups[:-1] = groups[1:].copy()
+                groups[-1] = NONE
+            case WaitGroup(pending, group):
+                self.wait_group(action, int(pending), self.group(action, group))
+            case Fence(kind):
+                self.fence(action, kind)
+            case Exit():
+                self.exit(action)
+            case _:
+                uncertified(f"{action}")
+        self.done.add(action.number)
+        return True
+
+    def group(self, action: Action, name: str) -> str:
+        """Return how what is of a group is done."""
+        if name not in GROUPS:
+            uncertified(f"{action}")
+        return GROUPS[name]
+
+    def wait(self, action: Action) -> bool:
+        """Wait for a phase of an mbarrier (A)."""
+        (barrier, x), state, number = action.told[0], self.state, action.actor.number
+        stage = x % barrier.stages
+        if self.begun[number] != self.at[number]:
+            self.begun[number] = self.at[number]
+            if not self.over(number, barrier, x - barrier.stages, far=False):
+                self.refuse("parity", action, "may pass on the parity of an older phase")
+        opened = state.open[barrier.number][stage]
+        if opened <= x:
+            return False
+        if opened != x + barrier.stages:
+            self.refuse("parity", action, f"comes when phase {opened} is open, and may hang")
+        if (barrier.number, x) not in state.messages:
+            self.refuse("parity", action, "no invariant says what it learns")
+        np.maximum(state.known[number], state.messages[barrier.number, x], out=state.known[number])
+        self.learn(action, action.mark, action.lag)
+        return True
+
+    def arrive(self, action: Action) -> None:
+        """Arrive at barriers, with the bytes that they then expect."""
+        s, many = action.statement, action.actor.count
+        assert isinstance(s, Arrive)
+        if s.barrier.named:
+            self.contribute(action, *action.told[0], self.tell(action.actor.number), many, 0, 0)
+            return
+        if action.columns:
+            self.learn(action, action.mark, action.lag)
+        message = self.tell(action.actor.number)
+        for barrier, x in action.told:
+            self.contribute(action, barrier, x, message, many, int(s.bytes) * many, 0)
+
+    def meet(self, action: Action) -> bool:
+        """Arrive at a named barrier and wait for its phase."""
+        (barrier, x), number = action.told[0], action.actor.number
+        if self.begun[number] != self.at[number]:
+            self.begun[number] = self.at[number]
+            message = self.tell(number)
+            self.contribute(action, barrier, x, message, action.actor.count, 0, 0)
+        opened = self.state.open[barrier.number][x % barrier.stages]
+        if opened <= x:
+            return False
+        known = self.state.known[number]
+        np.maximum(known, self.state.messages[barrier.number, x], out=known)
+        self.learn(action, action.mark, action.lag)
+        return True
+
+    def contribute(
+        self, action: Action, barrier: Phased, x: int, message: Any, arrived: int, expected: int,
+        landed: int,
+    ) -> None:  # fmt: skip
+        """Contribute to a phase (B, E), which may end it (A)."""
+        state, stage, agent = self.state, x % barrier.stages, action.actor
+        at, need = (barrier.number, x), int(barrier.barrier.arrivals)
+        if state.open[barrier.number][stage] != x:
+            opened = state.open[barrier.number][stage]
+            self.refuse("balance", action, f"counts for {barrier.name}@{x}, and {opened} is open")
+        if not self.over(agent.number, barrier, x - barrier.stages, far=True):
+            self.refuse("early", action, f"may count for {barrier.name}@{x - barrier.stages}")
+        old = state.counts.get(at, (0, 0, 0, frozenset()))
+        if at in state.counts and at not in state.messages:
+            self.refuse("certificate", action, f"no message of {barrier.name}@{x}")
+        if at not in state.counts:
+            state.messages[at] = np.full(len(message), NONE, np.int32)
+        who = old[3]
+        if barrier.barrier.named:
+            if agent.number in who:
+                self.refuse("balance", action, f"arrives at {barrier.name}@{x} again")
+            who = who | {agent.number}
+        counts = (old[0] + arrived, old[1] + expected, old[2] + landed, who)
+        state.messages[at] = np.maximum(state.messages[at], message)
+        state.counts[at] = counts
+        if counts[0] > need:
+            self.refuse(
+                "balance", action, f"is arrival {counts[0]} at {barrier.name}@{x} of {need}"
+            )
+        if counts[0] == need and counts[1] == counts[2]:
+            self.complete(action, barrier, x)
+
+    def complete(self, action: Action, barrier: Phased, x: int) -> None:
+        """End a phase: all waits for the one before it are passed by then (A)."""
+        state, d, at = self.state, barrier.stages, (barrier.number, x)
+        message = state.messages[at]
+        if barrier.barrier.named:
+            who = state.counts[at][3]
+            for team in self.protocol.teams.values():
+                if 0 < len(who.intersection(team)) < len(team):
+                    self.refuse("deadlock", action, "ends a phase with some threads of a copy")
+        else:
+            for wait, offset in barrier.waits:
+                if not self.knows(message, barrier, wait, offset, x - d):
+                    self.refuse("parity", action, f"ends {barrier.name}@{x} while {wait} for "
+                                "the phase before may not be passed")  # fmt: skip
+        message[barrier.over[x % d]] = x
+        state.open[barrier.number][x % d] = x + d
+        del state.counts[at]
+
+    def over(self, number: int, barrier: Phased, x: int, *, far: bool) -> bool:
+        """Say whether an agent knows that phase x is over, or of all arrivals at it.
+
+        All arrivals are enough where no bytes are counted: they come before what the agent does
+        next, or, from other CTAs (``far``), whatever overtakes them knows of them.
+        """
+        known = self.state.known[number]
+        if known[barrier.over[x % barrier.stages]] >= x:
+            return True
+        if barrier.counts_bytes or barrier.barrier.named or (barrier.far and not far):
+            return False
+        complete = self.state.open[barrier.number][x % barrier.stages] > x
+        return complete and all(
+            self.knows(known, barrier, action, offset, x) for action, offset in barrier.arrivals
+        )
+
+    def knows(self, clock: Any, barrier: Phased, action: Action, offset: int, x: int) -> bool:
+        """Say whether a clock has the turn at which an action waits for, or arrives at, phase x."""
+        last = 0 if self.happened(action) else -1
+        by = self.protocol.step_of(barrier, action)
+        columns = sorted({*action.columns})
+        turn: int | None = last
+        if action.indexed:
+            return bool(clock[action.columns[x % barrier.stages]] >= x)
+        if by == 0:
+            turn = last if offset == x else None
+        elif by is not None:
+            turn, rest = divmod(x - offset, by)
+            if rest or turn > last:
+                return True
+            columns = [action.columns[x % barrier.stages]]
+        return turn is None or all(clock[c] >= turn for c in columns)
+
+    def sync(self, action: Action) -> bool:
+        """Meet at bar.sync or barrier.cluster; then each knows what all know."""
+        s, a = action.statement, action.actor
+        assert isinstance(s, Sync)
+        actors = self.protocol.actors
+        scope: dict[str, tuple[Any, list[int]]] = {
+            "cta": ((a.cta, int(s.barrier)), [b.number for b in actors if b.cta == a.cta]),
+            "role": ((a.team, int(s.barrier)), self.protocol.teams[a.team]),
+            "cluster": ("cluster", [b.number for b in actors]),
+        }
+        key, members = scope[s.scope]
+        return self.rendezvous(action, key, members, [])
+
+    def rendezvous(self, action: Action, key: Any, members: list[int], learnt: list[int]) -> bool:
+        """Let agents go on when all have come; they know then what all know (but products)."""
+        number = action.actor.number
+        here = self.meeting.setdefault(key, [])
+        if self.begun[number] != self.at[number]:
+            self.begun[number] = self.at[number]
+            here.append(number)
+        if len(here) < len(members):
+            return False
+        together = np.maximum.reduce([self.tell(n) for n in here])
+        for n in here:
+            mine = self.todo[n][self.at[n]]
+            self.state.known[n] = np.maximum(self.state.known[n], together)
+            if n != number:
+                self.at[n] += 1
+                self.done.add(mine.number)
+        del self.meeting[key]
+        return True
+
+    def wait_group(self, action: Action, pending: int, group: str) -> None:
+        """Wait for all but the newest groups (G)."""
+        if pending < 0:
+            self.refuse("groups", action, "leaves fewer than 0 groups pending")
+        number, state = action.actor.number, self.state
+        groups = state.groups[number, group]
+        covered = len(groups) - 1 - pending
+        given = np.maximum.reduce(groups[:covered])
+        for clocks in (state.known, state.own) if group == "multiplied" else (state.own,):
+            np.maximum(clocks[number], given, out=clocks[number])
+        if action.actor.count == 1:
+            np.maximum(state.known[number], given, out=state.known[number])
+        groups[:covered] = NONE
+
+    def fence(self, action: Action, kind: str) -> None:
+        """Order what the threads did before what another proxy, or products, do (P)."""
+        number = action.actor.number
+        if FENCES.get(kind) == "registers":
+            self.state.touched[number] = False
+        elif FENCES.get(kind) == "proxy":
+            told, alone = self.tell(number), action.actor.count == 1
+            for columns, fenced, thread in self.protocol.fenced[number]:
+                mine = self.state.known if alone and thread else self.state.own
+                mine[number, fenced] = max(mine[number, fenced], told[columns])
+        else:
+            uncertified(f"{action}")
+
+    def exit(self, action: Action) -> None:
+        """Let some threads, or all, leave: nobody may wait for them, nor they for what they did."""
+        self.finished(action.actor)
+        rest = self.todo[action.actor.number][self.at[action.actor.number] + 1 :]
+        later = [
+            a for part in PARTS[PARTS.index(self.node.part) + 1 :]
+            for a in self.protocol.todo[part][action.actor.number]
+        ]  # fmt: skip
+        s = action.statement
+        assert isinstance(s, Exit)
+        moves = zip(s.threads, s.access.thread, strict=True)
+        if not any(int(n) > 1 and any(map(int, steps)) for n, steps in moves):
+            return  # all leave, or none
+        for other in (*rest, *later):
+            plain = other.entry is not None and other.entry.done == "now"
+            s_ = other.statement
+            crosses = isinstance(s_, Do) and (s_.across or s_.instruction.folds)
+            if not plain or crosses or (other.entry and other.entry.issuer != "thread"):
+                self.refuse("deadlock", other, f"follows {s}, which some threads take")
+
+    # Memory.
+
+    def do(self, action: Action) -> bool:
+        """Do an instruction (R, V, P)."""
+        assert action.entry is not None
+        done, number, state = action.entry.done, action.actor.number, self.state
+        if done == "multiplied" and not self.product(action):
+            return False
+        for one in action.references:
+            self.conflicts(action, one)
+            if not one.write:
+                self.value(action, one)
+        for i, one in enumerate(action.references):
+            if one.ring.number in self.protocol.sums[number] and done != "multiplied":
+                state.touched[number] = True
+            if one.write:
+                self.fill(action, one)
+            if done == "landed":
+                barrier, x = action.told[i]
+                message = self.tell(number)
+                message[one.mark] = max(message[one.mark], 0)
+                bits = one.cells.bit_count() * one.ring.buffer.type.bytes
+                self.contribute(action, barrier, x, message, 0, 0, bits)
+            elif one.columns and done == "now":
+                self.learn(action, one.mark)
+            elif one.columns:
+                state.groups[number, done][-1, one.mark] = 0
+        return True
+
+    def product(self, action: Action) -> bool:
+        """Come to a product, which a warpgroup issues together.
+
+        Who waits for it knows what the threads that issued it knew.
+        """
+        number, state = action.actor.number, self.state
+        if self.begun[number] == self.at[number]:  # all had come, the last of them did the rest
+            return True
+        if state.touched[number]:
+            self.refuse("proxy", action, "a wgmma.fence is missing before it")
+        team = self.protocol.teams[action.actor.team]
+        key = ("product", action.actor.team, action.site)
+        here = self.meeting.setdefault(key, [])
+        if number not in here:
+            here.append(number)
+        if len(here) < len(team):
+            return False
+        told = np.maximum.reduce([self.tell(n) for n in team])
+        for n in team:
+            self.begun[n] = self.at[n]
+            groups = state.groups[n, "multiplied"]
+            groups[-1] = np.maximum(groups[-1], told)
+        del self.meeting[key]
+        return True
+
+    def conflicts(self, action: Action, one: Reference) -> None:
+        """Ask that an agent knows what touched the cells before (R)."""
+        known = self.state.known[action.actor.number]
+        if one.ring.buffer.level == "registers":  # a thread waits itself for what holds its own
+            known = self.state.own[action.actor.number]
+        first, last = self.node.done
+        for other, column, lag, before, gap in one.conflicts:
+            need = lag if self.happened(other) else before
+            if gap is not None and need == lag and first == last:
+                moved = (one.ring.pace.step or 0) * first
+                need = before if (gap - moved) % one.ring.stages else lag
+            if need is not None and known[column] < need:
+                what = "proxy" if any(column in two.fenced for two in other.references) else "race"
+                self.refuse(what, action, f"touches {one.ring.name}@{one.offset} and does not know "
+                            f"{other} {-need} turns ago")  # fmt: skip
+
+    def value(self, action: Action, one: Reference) -> None:
+        """Ask that a slot holds what is read (V)."""
+        if one.adds and action.fresh is not None:
+            low, high = self.ends(action.fresh)
+            if low == high == 0:
+                return
+            if low <= 0 <= high:
+                uncertified(f"{action}: where it starts anew is not decided at {self.node}")
+        held = self.state.holds[one.ring.number][one.offset % one.ring.stages]
+        if held is None or held[0] != one.offset:
+            self.refuse("value", action, f"wants {one.ring.name}@{one.offset}, and its slot holds "
+                        f"{'nothing' if held is None else held[0]}")  # fmt: skip
+        elif one.cells & ~held[1]:
+            self.refuse("value", action, f"reads cells of {one.ring.name} that nothing wrote")
+
+    def fill(self, action: Action, one: Reference) -> None:
+        """Note what a slot holds after a write."""
+        slots, stage = self.state.holds[one.ring.number], one.offset % one.ring.stages
+        held: Held = slots[stage]
+        more = held[1] if held is not None and held[0] == one.offset else 0
+        slots[stage] = (one.offset, one.cells | more)
+
+    # The end.
+
+    def finished(self, actor: Actor) -> None:
+        """Ask that an agent has waited for what it started (X)."""
+        known, mine = self.tell(actor.number), self.protocol.products[actor.number]
+        known[mine] = self.state.own[actor.number, mine]
+        for action in self.protocol.actions:
+            if (
+                action.actor is actor
+                and action.entry is not None
+                and action.entry.done in GROUPS.values()
+            ):
+                for column in {c for one in action.references for c in one.columns}:
+                    if known[column] < -1 + self.happened(action):
+                        self.refuse("exit", action, "is not waited for")
+
+    def end(self) -> None:
+        """Ask what has to be true when all agents end (X)."""
+        state, actors = self.state, self.protocol.actors
+        for actor in actors:
+            self.finished(actor)
+        for (b, x), counts in state.counts.items():
+            if counts[2]:
+                refuse(f"exit: bytes land at {self.protocol.barriers[b].name}@{x} after the end")
+        best = state.known.max(axis=0)
+        for action in self.protocol.actions:
+            last = -1 + self.happened(action)
+            columns = [c for one in action.references for c in one.columns]
+            landing = action.entry is not None and action.entry.done == "landed"
+            if landing and any(best[c] < last for c in columns):
+                self.refuse("exit", action, "nobody waits for its bytes")
+            need = dict.fromkeys(action.marks, last)
+            if action.indexed:
+                (barrier, offset), *_ = action.told
+                need = {c: offset - (offset - r) % barrier.stages
+                        for r, c in enumerate(action.columns)}  # fmt: skip
+            sent = [(place.cta, action.columns) for place, _ in action.told]
+            sent += [
+                (one.ring.cta, one.columns)
+                for one in action.references
+                if one.write and one.ring.buffer.level == "smem"
+            ]
+            for cta, columns in sent:
+                if cta != action.actor.cta and columns:
+                    there = [self.tell(a.number) for a in actors if a.cta == cta]
+                    if any(max(int(known[c]) for known in there) < need[c] for c in columns):
+                        self.refuse("exit", action, f"may reach CTA {cta} when that has ended")
