@@ -103,14 +103,14 @@ WORDS = {"fma", "alu", "mufu", "cvt", "mov", "mbarrier"}
 """Instructions whose names are words of units, operators and completions, too."""
 
 WALK_LINES = {
-    "meaning": 5621,
-    "legality": 7858,
-    "time": 4935,
-    "tinygpu.codegen.emit kernel rules": 4186,
+    "meaning": 5825,
+    "legality": 7941,
+    "time": 4956,
+    "tinygpu.codegen.emit kernel rules": 4208,
 }
 """The most lines of a walk."""
 
-LINES = 68300
+LINES = 70800
 """The most lines of the three folders together; without the emulator they are to be 40,000."""
 
 
