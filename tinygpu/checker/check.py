@@ -35,7 +35,7 @@ What has to be believed besides, and a test for each lemma: ``docs/proof.md``.
 >>> term = Simt().program(matmul(), Chosen(LADDER["shared"]))
 >>> certificate, _ = certified(term)
 >>> print(check(term, certificate))
-accepted: 5 invariants hold for all trips
+accepted: 7 invariants hold for all trips
 """
 
 from __future__ import annotations
