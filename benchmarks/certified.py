@@ -38,7 +38,7 @@ CASES: dict[str, tuple[Operation, dict[str, int], str]] = {
     "attention": (attention(mask="causal"), {}, "h100"),
     "ampere_attention": (attention(mask="causal"), {}, "h100"),
 }
-"""A machine's operation, the sizes and the device whose space is drawn from; none: presets alone."""
+"""A machine's operation, and the sizes and device of the space drawn from; {}: presets alone."""
 
 
 def terms(name: str, count: int, seed: int) -> Iterator[Program]:

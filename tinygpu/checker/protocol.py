@@ -163,7 +163,8 @@ class Premise(NamedTuple):
     """What a reference has to know of an action.
 
     That is ``lag`` in ``column`` if it was done at this turn of its part, ``before`` if not yet;
-    None: nothing.  ``gap``: of an action of ``head``, by how much its index was more when no step was done yet.
+    None: nothing.  ``gap``: of an action of ``head``, by how much its index was more when no step
+    was done yet.
     """
 
     action: Action
