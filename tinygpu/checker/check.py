@@ -94,7 +94,7 @@ def successors(protocol: Protocol, at: Position, near: int, far: int) -> Iterato
             after = (tile + 1) % protocol.period
             if protocol.tiled:
                 yield from (("head", 0, m, after) for m in _choices(protocol, far))
-            yield ("end", 0, 0, after)
+            yield ("end", done, 0, after)
 
 
 def executed(protocol: Protocol, at: Position, near: int, far: int, claim: Invariant) -> Invariant:

@@ -697,12 +697,14 @@ class Protocol:
 
     def step_of(self, ring: PacedRing | Phased, action: Action) -> int | None:
         """Return by how much an index of an action moves from turn to turn; None: it varies."""
-        pace, counter = ring.pace, _counter(action.part)
-        step, tile, turn = (n or 0 for n in pace)
-        moves = {"step": step, "tile": tile + turn}
-        if any(n for name, n in moves.items() if name != counter):
-            return None
-        return moves.get(counter, 0)
+        key = ("step", type(ring), ring.number, action.part)
+        if key not in self._known:
+            step, tile, turn = (n or 0 for n in ring.pace)
+            moves, counter = {"step": step, "tile": tile + turn}, _counter(action.part)
+            varies = any(n for name, n in moves.items() if name != counter)
+            self._known[key] = None if varies else moves.get(counter, 0)
+        found: int | None = self._known[key]
+        return found
 
     def index(self, ring: PacedRing, action: Action, lag: int) -> int:
         """Return how far the index moves from this turn of an action's part to ``lag`` turns on."""

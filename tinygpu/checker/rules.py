@@ -347,12 +347,12 @@ class Execution:
 
     def knows(self, clock: Any, barrier: Phased, action: Action, offset: int, x: int) -> bool:
         """Say whether a clock has the turn at which an action waits for, or arrives at, phase x."""
+        if action.indexed:
+            return bool(clock[action.columns[x % barrier.stages]] >= x)
         last = 0 if self.happened(action) else -1
         by = self.protocol.step_of(barrier, action)
         columns = sorted({*action.columns})
         turn: int | None = last
-        if action.indexed:
-            return bool(clock[action.columns[x % barrier.stages]] >= x)
         if by == 0:
             turn = last if offset == x else None
         elif by is not None:
