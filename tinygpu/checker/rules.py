@@ -373,9 +373,9 @@ class Execution:
             "cluster": ("cluster", [b.number for b in actors]),
         }
         key, members = scope[s.scope]
-        return self.rendezvous(action, key, members, [])
+        return self.rendezvous(action, key, members)
 
-    def rendezvous(self, action: Action, key: Any, members: list[int], learnt: list[int]) -> bool:
+    def rendezvous(self, action: Action, key: Any, members: list[int]) -> bool:
         """Let agents go on when all have come; they know then what all know (but products)."""
         number = action.actor.number
         here = self.meeting.setdefault(key, [])
@@ -457,7 +457,7 @@ class Execution:
             if one.ring.number in self.protocol.sums[number] and done != "multiplied":
                 state.touched[number] = True
             if one.write:
-                self.fill(action, one)
+                self.fill(one)
             if done == "landed":
                 barrier, x = action.told[i]
                 message = self.tell(number)
@@ -526,7 +526,7 @@ class Execution:
         elif one.cells & ~held[1]:
             self.refuse("value", action, f"reads cells of {one.ring.name} that nothing wrote")
 
-    def fill(self, action: Action, one: Reference) -> None:
+    def fill(self, one: Reference) -> None:
         """Note what a slot holds after a write."""
         slots, stage = self.state.holds[one.ring.number], one.offset % one.ring.stages
         held: Held = slots[stage]
