@@ -344,6 +344,10 @@ def test_the_command_line_takes_a_plan(tmp_path: Path) -> None:
     assert (tmp_path / "plan.ptx").read_text().count(".visible .entry") == 2
     texts = [(tmp_path / name).read_text() for name in ("plan.term", "plan.2.term")]
     assert [parse(text).name for text in texts] == ["hopper_parts", "add_parts"]
+    assert tinygpu("check", str(path), "--certificate", str(tmp_path / "k.json")).exit_code == 0
+    for term, certificate in (("plan.term", "k.json"), ("plan.2.term", "k.2.json")):
+        verified = tinygpu("verify", str(tmp_path / term), str(tmp_path / certificate))
+        assert verified.exit_code == 0, verified.output
     explained = tinygpu("explain", str(path), "--json")
     tree = json.loads(explained.stdout)
     built = schedule(tile_m=64, tile_n=64, store_n=64).term(SPLIT, DEEP.operation)

@@ -24,7 +24,7 @@ from tinygpu.cli.console import (
     working,
     write,
 )
-from tinygpu.cli.given import JSON, ON, OWN, SCHEDULE, Given, read_schedule
+from tinygpu.cli.given import JSON, ON, OWN, SCHEDULE, Given, file_of_each, read_schedule
 from tinygpu.cli.sizes import SIZES, SizedCommand, sizes_of
 from tinygpu.deadline import Deadline
 from tinygpu.errors import (
@@ -71,7 +71,6 @@ def emit(
     """Write a schedule's PTX; of several, in parallel, PTX and cubins into a folder."""
     from tinygpu.codegen.emit import emit as emitted
     from tinygpu.codegen.run.assemble import assemble, check_waits, known_fault
-    from tinygpu.term.plan import kernels_of
     from tinygpu.term.text import key_of, text_of
 
     if len(schedules) > 1:
@@ -89,9 +88,7 @@ def emit(
     given = read_schedule(schedules[0], device, machine=machine).for_arch(arch)
     meaning = given.computing()
     text = emitted(meaning.program, given.device.arch, given.problem.sizes)
-    for number, program in enumerate(kernels_of(meaning.program) if term else (), 1):
-        assert term is not None
-        path = term.with_stem(f"{term.stem}.{number}") if number > 1 else term  # of a plan
+    for program, path in file_of_each(meaning.program, term) if term else ():
         written = text_of(program)
         write(path, written)
         typer.echo(f"{path}: the term, SHA-256 {key_of(written)}", err=output is None)

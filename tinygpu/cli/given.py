@@ -18,7 +18,7 @@ from tinygpu.machines import MACHINES
 from tinygpu.machines.file import machine_named
 from tinygpu.term.machine import Machine, Value
 from tinygpu.term.operation import Operation, Problem
-from tinygpu.term.plan import Term, steps_of
+from tinygpu.term.plan import Term, kernels_of, steps_of
 from tinygpu.term.program import Program
 from tinygpu.term.schedule import Schedule, device_in, from_json
 
@@ -39,6 +39,7 @@ __all__ = [
     "Fixed",
     "Given",
     "device_given",
+    "file_of_each",
     "fixed_for",
     "fixed_values",
     "in_order",
@@ -120,6 +121,14 @@ class Given:
         from tinygpu.codegen.run.agreement import require_computes
 
         return require_computes(self.program())
+
+
+def file_of_each(term: Term, path: Path) -> list[tuple[Program, Path]]:
+    """Return each kernel of a term and its file: the path, and of a plan path.2 and so on."""
+    return [
+        (kernel, path.with_stem(f"{path.stem}.{number}") if number > 1 else path)
+        for number, kernel in enumerate(kernels_of(term), 1)
+    ]
 
 
 def device_given(named: str = "") -> Device:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from tinygpu.cli.console import say, say_json, table, working, write
-from tinygpu.cli.given import JSON, ON, OWN, SCHEDULE, read_schedule
+from tinygpu.cli.given import JSON, ON, OWN, SCHEDULE, file_of_each, read_schedule
 from tinygpu.devices.device import DEVICES, NUMBERS, Device, load_device, to_json
 from tinygpu.errors import ScheduleError, nearest
 from tinygpu.machines import MACHINES
@@ -206,7 +206,9 @@ def check(
     if broken:
         raise typer.Exit(1)
     if certificate is not None:
-        _certify(given.schedule.program(given.machine, given.problem.operation), certificate)
+        term = given.schedule.term(given.machine, given.problem.operation)
+        for kernel, path in file_of_each(term, certificate):
+            _certify(kernel, path)
 
 
 def _certify(program: Any, path: Path) -> None:
