@@ -10,10 +10,11 @@ timed from outside, with an empty store.  Then its fastest finalist and the mode
 stand beside PyTorch's ``_grouped_mm``, a loop over cuBLAS and Triton's tutorial kernel, in new
 orders under one load.  Nothing is chosen by hand.  bf16, a[m,k] b[g,n,k]; m is tokens times
 experts of a token.  Routings: *even*, each expert as many rows; *zipf*, the i-th in proportion to
-1 / i.  Rows are written after each case.
+1 / i.  Gated cases (``--gate silu``) are silu(a gate) times a b, n of each.  Rows are written after
+each case.
 
->>> len(CASES), CASES[0].part
-(18, 'g8_top2_512_even')
+>>> len(CASES), CASES[0].part, CASES[-1].part
+(27, 'g8_top2_512_even', 'g256_top8_32768_even_gated')
 """
 
 from __future__ import annotations
@@ -58,11 +59,13 @@ class Case:
     n: int
     k: int
     routing: str
+    gate: str = ""
 
     @property
     def part(self) -> str:
         """Its name on the command line and in the results."""
-        return f"g{self.experts}_top{self.top}_{self.tokens}_{self.routing}"
+        name = f"g{self.experts}_top{self.top}_{self.tokens}_{self.routing}"
+        return name + "_gated" * bool(self.gate)
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -72,7 +75,7 @@ class Case:
     @property
     def problem(self) -> Problem:
         """The problem, with its groups' ends."""
-        operation = grouped_matmul("bf16")
+        operation = grouped_matmul("bf16", gate=self.gate)
         assert operation.groups is not None
         ends = ends_of(self.routing, operation.groups, self.sizes)
         return Problem.of(operation, **self.sizes, ends=ends)
@@ -83,10 +86,14 @@ def _cases() -> Iterator[Case]:
         for tokens in (512, 4096, 16384 if experts == 8 else 32768):  # that float64 fits
             for routing in ("even", "zipf"):
                 yield Case(experts, top, tokens, n, k, routing)
+    for experts, top, n, k in ((8, 2, 14336, 4096), (64, 8, 1408, 2048), (256, 8, 1024, 2048)):
+        for tokens, routing in ((512, "even"), (4096, "zipf"), (16384 if experts == 8 else 32768,
+                                                                "even")):  # fmt: skip
+            yield Case(experts, top, tokens, n, k, routing, "silu")
 
 
 CASES = tuple(_cases())
-"""Mixtral's first product, one of 64 small experts, one of 256 smaller ones."""
+"""Mixtral's first product, one of 64 small experts, one of 256 smaller ones; with a gate, too."""
 
 
 def searched(case: Case, device: str) -> tuple[dict[str, Any], list[Schedule]]:
@@ -96,6 +103,7 @@ def searched(case: Case, device: str) -> tuple[dict[str, Any], list[Schedule]]:
         words = [
             *("search", "grouped", "--groups", case.routing, "--machine", "hopper"),
             *(word for a, size in case.sizes.items() for word in (f"-{a}", str(size))),
+            *(("--gate", case.gate) if case.gate else ()),
             *("--measure", "--budget", str(BUDGET), "--device", device, "--out", str(out)),
         ]
         start = time.perf_counter()
@@ -166,7 +174,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             break
         empty = dict.fromkeys((*FIELDS, "schedule", "predicted_seconds", "seconds", "peer",
                                "peer_seconds", "error"))  # fmt: skip
-        row = empty | {"group": f"{case.experts} experts", "case": case.part, "dtype": "bf16",
+        group = f"{case.experts} experts" + ", gated" * bool(case.gate)
+        row = empty | {"group": group, "case": case.part, "dtype": "bf16",
                        "routing": case.routing, **case.sizes}  # fmt: skip
         found, both = searched(case, given.device)
         row |= found

@@ -1,12 +1,14 @@
 """Triton's kernel of a grouped matmul: each program walks the groups, and takes its tiles of each.
 
+``gated`` ends a product with gate and up side by side: c = silu(gate) up, element by element.
+
 Source: Triton 3.6, tutorials, "Group GEMM"; with the groups' ends in one array.
 """
 
 import triton
 import triton.language as tl
 
-__all__ = ["kernel"]
+__all__ = ["gated", "kernel"]
 
 
 def _grouped(
@@ -53,4 +55,15 @@ def _grouped(
         start = end
 
 
-kernel = triton.jit(_grouped)
+def _gated(
+    both: tl.tensor, c: tl.tensor, many: tl.tensor, n: tl.tensor, block: tl.constexpr
+) -> None:
+    """c[m,n] = silu(both[m,n]) both[m,n + size of n]."""
+    at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
+    first = at // n * n + at  # a row of both is twice as long
+    gate = tl.load(both + first, mask=at < many, other=0.0).to(tl.float32)
+    up = tl.load(both + first + n, mask=at < many, other=0.0).to(tl.float32)
+    tl.store(c + at, (gate * tl.sigmoid(gate) * up).to(tl.bfloat16), mask=at < many)
+
+
+kernel, gated = triton.jit(_grouped), triton.jit(_gated)

@@ -6,7 +6,7 @@
 Mixtral's layer at its full size if nothing is said; 64 experts of a DeepSeek are ``--experts 64
 --top 6 --hidden 2048 --ffn 1408``.  PyTorch routes: it takes each token's ``top`` experts, sorts
 tokens by expert, and adds up where each expert's rows end, in int32 on the GPU; no number of it
-comes to the host.  Both products take these ends: gate and up in one, then down.
+comes to the host.  Both kernels take these ends: silu(x gate) times x up is one, down the other.
 
 The time model chooses the schedules, which takes about half a minute each and needs no GPU;
 ``--schedules`` keeps them.  With a GPU and PyTorch the layer is compared with the same layer on
@@ -37,7 +37,7 @@ from tinygpu.space.space import Space
 from tinygpu.term.operation import grouped_matmul
 from tinygpu.term.schedule import from_json, to_json
 
-HOPPER, OPERATION = MACHINES["hopper"], grouped_matmul("bf16")
+HOPPER = MACHINES["hopper"]
 TURNS, BURST_SECONDS, SAMPLED = 9, 0.05, 16
 
 Product = Callable[[Any, Any, Any], Any]
@@ -47,8 +47,10 @@ def problems_of(given: argparse.Namespace) -> dict[str, Problem]:
     """Return both products of the layer, for even groups."""
     rows = {"g": given.experts, "m": given.tokens * given.top}
     return {
-        "gate_up": Problem.of(OPERATION, **rows, n=2 * given.ffn, k=given.hidden),
-        "down": Problem.of(OPERATION, **rows, n=given.hidden, k=given.ffn),
+        "gate_up": Problem.of(
+            grouped_matmul("bf16", gate="silu"), **rows, n=given.ffn, k=given.hidden
+        ),
+        "down": Problem.of(grouped_matmul("bf16"), **rows, n=given.hidden, k=given.ffn),
     }
 
 
@@ -79,11 +81,32 @@ def layer(x: Any, weights: Mapping[str, Any], top: int, products: Mapping[str, P
     counts.scatter_add_(0, chosen.flatten(), torch.ones_like(order, dtype=torch.int32))
     ends = torch.cumsum(counts, 0, dtype=torch.int32)
     rows = order // top
-    gate, up = products["gate_up"](x[rows], weights["gate_up"], ends).chunk(2, dim=1)
-    y = products["down"](functional.silu(gate) * up, weights["down"], ends)
+    hidden = products["gate_up"](x[rows], weights["gate_up"], ends)
+    y = products["down"](hidden, weights["down"], ends)
     share = torch.softmax(scores, 1).flatten()[order, None]
     out = torch.zeros(tokens, y.shape[1], dtype=torch.float32, device=x.device)
     return out.index_add_(0, rows, share * y.float()).to(x.dtype)
+
+
+def gated(product: Product) -> Product:
+    """Return the first step by a product: gate and up in one, and what lies between by PyTorch."""
+    from torch.nn import functional
+
+    def run(a: Any, b: Any, ends: Any) -> Any:
+        gate, up = product(a, b, ends).chunk(2, dim=1)
+        return functional.silu(gate) * up
+
+    return run
+
+
+def by_tinygpu(kernel: Kernel) -> Product:
+    """Return the first step by our kernel: gate and up are views, and nothing is copied."""
+
+    def run(a: Any, b: Any, ends: Any) -> Any:
+        gate, up = b.chunk(2, dim=1)
+        return kernel(a, up, gate, ends)
+
+    return run
 
 
 def by_torch(a: Any, b: Any, ends: Any) -> Any:
@@ -157,8 +180,8 @@ def compare(given: argparse.Namespace, ours: Mapping[str, Product]) -> None:
     x = torch.randn(given.tokens, given.hidden, device="cuda", dtype=torch.bfloat16)
     ways: dict[str, Mapping[str, Product]] = {"tinyGPU": ours}
     if hasattr(torch, "_grouped_mm"):
-        ways["torch._grouped_mm"] = dict.fromkeys(ours, by_torch)
-    ways["a loop over cuBLAS"] = dict.fromkeys(ours, by_loop)
+        ways["torch._grouped_mm"] = {"gate_up": gated(by_torch), "down": by_torch}
+    ways["a loop over cuBLAS"] = {"gate_up": gated(by_loop), "down": by_loop}
     sample = torch.linspace(0, given.tokens - 1, min(SAMPLED, given.tokens), device="cuda").long()
     wanted, errors = exact(x, weights, given.top, sample), {}
     for name, products in ways.items():
@@ -187,7 +210,7 @@ def main() -> None:
     given, programs = parser.parse_args(), {}
     for name, problem in problems_of(given).items():
         schedule = schedule_of(name, problem, given)
-        programs[name] = program = schedule.program(HOPPER, OPERATION)
+        programs[name] = program = schedule.program(HOPPER, problem.operation)
         seconds = float(cost(program, problem.sizes, load_device(given.device)).seconds)
         sizes = ", ".join(f"{axis} {size}" for axis, size in problem.extents)
         decisions = " ".join(f"{n}={value}" for n, value in schedule.decisions)
@@ -196,7 +219,8 @@ def main() -> None:
     if why := why_no_gpu(HOPPER) or torch:
         print(f"nothing was run: {why}")
         return
-    compare(given, {name: Kernel(program) for name, program in programs.items()})
+    first, down = (Kernel(programs[name]) for name in ("gate_up", "down"))
+    compare(given, {"gate_up": by_tinygpu(first), "down": down})
 
 
 if __name__ == "__main__":

@@ -6,13 +6,15 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.test_gates import POINTS as GATES
 from tests.test_groups import HOPPER, POINTS, term
 from tinygpu.codegen.run.launch import Kernel
 from tinygpu.codegen.run.validation import validate
-from tinygpu.term.operation import Problem, grouped_matmul
+from tinygpu.term.operation import Problem, grouped_matmul, matmul
 from tinygpu.term.schedule import Schedule
 
 pytestmark = pytest.mark.gpu
@@ -32,6 +34,27 @@ def test_points_are_right(point: str, ends: str) -> None:
     problem = Problem.of(operation, g=len(every), m=every[-1], n=520, k=264, ends=every)
     kernel = Kernel(term(point, operation), arch="sm_90a", sizes=problem.sizes)
     assert validate(kernel, problem, 0) <= 1
+
+
+@pytest.mark.parametrize("ends", ENDS)
+@pytest.mark.parametrize("point", ["tma store", "cluster", "in turn", "swapped"])
+def test_gates_are_right(point: str, ends: str) -> None:
+    for operation in (
+        grouped_matmul(gate="silu"),
+        grouped_matmul("e4m3", scales=True, gate="silu"),
+        matmul("bf16", layout="nt", gate="gelu"),
+    ):
+        every = ENDS[ends]
+        sizes: dict[str, Any] = {"m": every[-1], "n": 520, "k": 272}
+        if operation.groups:
+            sizes |= {"g": len(every), "ends": every}
+        problem = Problem.of(operation, **sizes)
+        values = {
+            **GATES[point],
+            **({"tile_k": 128} if operation.inputs[0].dtype == "e4m3" else {}),
+        }
+        program = Schedule.of(HOPPER, values).program(HOPPER, operation)
+        assert validate(Kernel(program, arch="sm_90a", sizes=problem.sizes), problem, 0) <= 1
 
 
 def test_it_is_torchs_grouped_mm() -> None:

@@ -1,7 +1,9 @@
 """What the command line is asked to compute: an operation, its options, its sizes.
 
-    matmul                  -m -n -k  --batch --layout --out-dtype --bias --activation --scale
-    grouped                 -g -m -n -k  --groups --layout --out-dtype --bias --activation
+    matmul                  -m -n -k  --batch --layout --out-dtype --bias --activation --gate
+                            --scale --scales
+    grouped                 -g -m -n -k  --groups --layout --out-dtype --bias --activation --gate
+                            --scales
     elementwise EXPRESSION  -i        --inputs
     rmsnorm, softmax        -i -j
     attention               -b --heads --kv-heads -m -n -d  --causal --mask
@@ -43,8 +45,10 @@ from tinygpu.term.operation import (
 __all__ = ["Asked", "asking", "operation_of", "problem_of"]
 
 _TAKES: Mapping[str, tuple[str, ...]] = {
-    "matmul": ("dtype", "layout", "out_dtype", "bias", "activation", "scale"),
-    "grouped": ("dtype", "layout", "out_dtype", "bias", "activation", "groups"),
+    "matmul": (*("dtype", "layout", "out_dtype", "bias", "activation", "gate", "scale", "scales"),),
+    "grouped": (
+        *("dtype", "layout", "out_dtype", "bias", "activation", "gate", "scales", "groups"),
+    ),
     "elementwise": ("expression", "dtype", "inputs"),
     "rmsnorm": ("dtype",),
     "softmax": ("dtype",),
@@ -68,7 +72,13 @@ class Asked:
     layout: LAYOUT = ""
     bias: Annotated[bool, typer.Option("--bias", help=r"Add bias\[n] to c.")] = False
     activation: Annotated[str, typer.Option(help="End with gelu, silu or relu.")] = ""
+    gate: Annotated[
+        str, typer.Option(help="c = silu(a gate) (a b), or by gelu or relu: two products.")
+    ] = ""
     scale: Annotated[bool, typer.Option("--scale", help="c = alpha a b + beta d.")] = False
+    scales: Annotated[
+        bool, typer.Option("--scales", help=r"Times scale_a\[m] scale_b\[n], as of e4m3 by rows.")
+    ] = False
     causal: Annotated[bool, typer.Option("--causal", help="Of attention: --mask causal.")] = False
     mask: Annotated[str, typer.Option(help="Of attention: none, causal or window:LEFT:RIGHT.")] = ""
     window: Annotated[
@@ -132,8 +142,10 @@ def operation_of(asked: Asked, machine: str = "") -> Operation:
                 asked.out_dtype or None,
                 asked.layout or "nn",
                 scaled=asked.scale,
+                scales=asked.scales,
                 bias=asked.bias,
                 activation=asked.activation,
+                gate=asked.gate,
                 batched=any(text.startswith(("batch=", "l=")) for text in asked.sizes or ()),
             )
         case "grouped":
@@ -141,8 +153,10 @@ def operation_of(asked: Asked, machine: str = "") -> Operation:
                 asked.dtype or "bf16",
                 asked.out_dtype or None,
                 asked.layout or "nt",
+                scales=asked.scales,
                 bias=asked.bias,
                 activation=asked.activation,
+                gate=asked.gate,
             )
         case "elementwise":
             if not asked.expression:

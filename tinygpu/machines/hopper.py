@@ -47,6 +47,7 @@ class Hopper(Machine):
     )  # fmt: skip
     numeric = True
     operations: ClassVar[tuple[str, ...]] = ("matmul", "grouped")
+    gates: ClassVar[bool] = True
     spread: ClassVar[tuple[str, ...]] = (
         "tile_m",
         "tile_n",
@@ -100,7 +101,8 @@ class Hopper(Machine):
         rows, columns = d.tile_m // high, d.tile_n // wide
         x, y = (b, a) if d.swap else (a, b)
         majors, slabs, parts = tile_requirements(x, y, (d.tile_m, d.tile_n), d, lines=1)
-        held = rows // 64 * columns // 2
+        products = len(operation.reductions)
+        held = rows // 64 * columns // 2 * products
         span, stored = (64 if d.swap else d.store_n) * out, columns // d.cluster_k
         packed = (span & (span - 1) == 0) & (span >= 16) & (span <= ROW_BYTES)
         packed = packed | (span % 32 == 16)
@@ -166,6 +168,12 @@ class Hopper(Machine):
                 "choose persistent 0 and consume cooperative, or cluster_k 1",
             ),
             Requirement(
+                "gate",
+                products == 1 or d.cluster_k == 1,
+                "CTAs that share k have one sum to add",
+                "choose cluster_k 1",
+            ),
+            Requirement(
                 "groups",
                 operation.groups is None
                 or (d.cluster_k == 1)
@@ -187,8 +195,9 @@ class Hopper(Machine):
 
     def forward(self, k: Kernel) -> None:
         """Let a producer fill a ring of stages; let consumers multiply from it, and store."""
-        a, b = k.inputs[:2]
-        x, y = (b, a) if self.swap else (a, b)  # x has the product's rows, y its columns
+        a, *weights = k.inputs[: len(k.op.reductions) + 1]  # of a gate two
+        # x has the rows of the products, y their columns
+        xs, ys = (weights, [a]) if self.swap else ([a], weights)
         turns, shared_k, batch = self.consume == "pingpong", self.cluster_k > 1, "l" in k.op.axes
         rows, columns = ("n", "m") if self.swap else ("m", "n")
         k.launch(persistent=self.persistent, raster=self.raster, ctas_per_sm=self.ctas_per_sm,
@@ -212,8 +221,9 @@ class Hopper(Machine):
         at = "l = bl," * batch + "g = which," * grouped
         at += "".join(f"{axis} = ({digits})," for axis, digits in place.items())
         at += "k = (rank_k kt tk)" if shared_k else "k = (kt tk)"
-        smem_x = ring(k, x, self.stages, tm=self.tile_m, tk=self.tile_k)
-        smem_y = ring(k, y, self.stages, tn=self.tile_n, tk=self.tile_k)
+        smem_x = [ring(k, x, self.stages, tm=self.tile_m, tk=self.tile_k) for x in xs]
+        smem_y = [ring(k, y, self.stages, tn=self.tile_n, tk=self.tile_k) for y in ys]
+        expected = sum(held.stage_bytes for held in (*smem_x, *smem_y))
         full = k.mbarriers("full", self.stages, arrivals=1)
         releases = select(turns, 1, self.consumers) * self.cluster_m * self.cluster_n
         empty = k.mbarriers("empty", self.stages, arrivals=releases)
@@ -227,9 +237,11 @@ class Hopper(Machine):
                 for tile in k.tiles(start="", **values):
                     for step in k.loop("kt", trips=tile.trips if grouped else None):
                         k.wait(empty[step - self.stages])
-                        k.arrive(full[step], expect=smem_x.stage_bytes + smem_y.stage_bytes)
-                        k.tma(smem_x[step], x[at], signal=full[step], share="tm by rank_n")
-                        k.tma(smem_y[step], y[at], signal=full[step], share="tn by rank_m")
+                        k.arrive(full[step], expect=expected)
+                        for held, x in zip(smem_x, xs, strict=True):
+                            k.tma(held[step], x[at], signal=full[step], share="tm by rank_n")
+                        for held, y in zip(smem_y, ys, strict=True):
+                            k.tma(held[step], y[at], signal=full[step], share="tn by rank_m")
             k.sync("cluster")  # nobody leaves while others still send here
 
         with k.role("consumer", warpgroups=1, registers=select(many, select(few, 160, 232), 0),
@@ -256,7 +268,9 @@ class Hopper(Machine):
             whole = f"{at}, {mine}, tn = ({w_n}{part}chunk group quad pair)"
             store = TileStore(self, k, whole, f"{at}, {copied}")
             digits = "far", *["peer"] * shared_k, "chunk", "group", "half", "pair"
-            sums = k.registers("sums", "f32", *digits)
+            names = {r.name: "sums" if r.name == "acc" else r.name for r in k.op.reductions}
+            sums = {r: k.registers(name, "f32", *digits) for r, name in names.items()}
+            products = list(zip(sums.values(), smem_x * len(ys), smem_y * len(xs), strict=True))
             first, after = ("w", self.consumers) if turns else ("", 1)
             for tile in k.tiles(start=first, step=after, **values):
                 if turns:
@@ -264,8 +278,9 @@ class Hopper(Machine):
                 for step in k.loop("kt", trips=tile.trips if grouped else None):
                     with k.when(step < step.count):
                         k.wait(full[step])
-                        k.wgmma(sums, smem_x[step][mine], smem_y[step][cols], fresh=step.first)
-                        k.wait_group("wgmma", self.in_flight)
+                        for total, x, y in products:
+                            k.wgmma(total, x[step][mine], y[step][cols], fresh=step.first)
+                        k.wait_group("wgmma", self.in_flight * len(products))
                     with k.when(step >= self.in_flight), k.elect():
                         k.arrive(empty[step - self.in_flight], to=receivers)
                 if turns:
@@ -274,7 +289,9 @@ class Hopper(Machine):
                         k.arrive(turn[tile])
                 k.wait_group("wgmma", 0)
                 k.run_on("kt", self.in_flight)  # what is left to release
-                added = k.cluster_sum(sums, over="rank_k", slices="peer") if shared_k else sums
+                added = dict(sums)
+                if shared_k:
+                    added["acc"] = k.cluster_sum(sums["acc"], over="rank_k", slices="peer")
                 with k.when(tile.trips >= 1) if grouped else nullcontext():
                     if grouped and self.epilogue == "tma":
                         with k.when(tile.whole >= 1):
@@ -311,14 +328,14 @@ class TileStore:
             self.out = k.smem("smem_c", self.c.dtype, *lines, stages=machine.store_stages,
                               swizzle="line")  # fmt: skip
 
-    def tile(self, sums: Held) -> None:
+    def tile(self, sums: Mapping[str, Held]) -> None:
         """Store chunk by chunk: straight to c, or through shared memory and by TMA."""
         if self.machine.epilogue == "direct":
             self.direct(sums)
         else:
             self.through_shared(sums)
 
-    def direct(self, sums: Held) -> None:
+    def direct(self, sums: Mapping[str, Held]) -> None:
         """Store from the sums' threads, those of their elements that are inside."""
         k, machine, c = self.k, self.machine, self.c
         # An epilogue's steps are registers too: 8 columns at a time.  Else one row of c after
@@ -330,7 +347,7 @@ class TileStore:
                 for _ in k.each(by) if by else (None,):
                     k.store(c[self.at], self.finished(sums))
 
-    def through_shared(self, sums: Held) -> None:
+    def through_shared(self, sums: Mapping[str, Held]) -> None:
         """Store whole chunks by TMA."""
         k, machine, c = self.k, self.machine, self.c
         store = k.stmatrix if DTYPES[c.dtype].bytes == 2 else k.store
@@ -348,18 +365,19 @@ class TileStore:
                     k.tma_store(c[self.copied], self.out[chunk])
                     k.commit("bulk")
 
-    def finished(self, sums: Held) -> Held:
+    def finished(self, sums: Mapping[str, Held]) -> Held:
         """Make elements of c of sums, by the operation's epilogue."""
         k, c = self.k, self.c
         if k.op.epilogue == ACC:
-            return k.cast(sums, c.dtype)
-        if "group" not in sums.digits:
-            held = {x.name: k.load(x[self.at]) for x in k.inputs[2:]}
-            return k.compute(k.op.epilogue, {**held, "acc": sums}, c.dtype)
-        made = k.registers("made", c.dtype, *sums.digits)
+            return k.cast(sums["acc"], c.dtype)
+        others, digits = k.inputs[len(sums) + 1 :], sums["acc"].digits
+        if "group" not in digits:
+            held = {x.name: k.load(x[self.at]) for x in others}
+            return k.compute(k.op.epilogue, {**held, **sums}, c.dtype)
+        made = k.registers("made", c.dtype, *digits)
         for _ in k.each("group"):
-            held = {x.name: k.load(x[self.at]) for x in k.inputs[2:]}
-            k.set(made, k.op.epilogue, {**held, "acc": sums})
+            held = {x.name: k.load(x[self.at]) for x in others}
+            k.set(made, k.op.epilogue, {**held, **sums})
         return made
 
 

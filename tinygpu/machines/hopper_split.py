@@ -30,7 +30,7 @@ class HopperSplit(Hopper):
     """Parts of k by ``hopper``, and a kernel that adds them."""
 
     name, entry = "hopper_split", "hopper_parts"
-    operations = ("matmul",)
+    operations, gates = ("matmul",), False
     spread = ("split_k", "tile_m", "tile_n", "consumers", "cluster_m", "cluster_n")
     in_order = None
 

@@ -416,7 +416,7 @@ def ends(program: Program) -> str:
 
 
 def _vanishes(program: Program, axis: str) -> bool:
-    """Whether a summand is a product with an operand of the axis, and the only reduction."""
+    """Whether each reduction's summand is a product with an operand of the axis."""
     operation = program.operation
     along = {o.name for o in operation.inputs if axis in o.axes}
 
@@ -428,7 +428,7 @@ def _vanishes(program: Program, axis: str) -> bool:
                 return any(of(a) for a in arguments)
         return False
 
-    return len(operation.reductions) == 1 and of(operation.reductions[0].expression)
+    return all(of(r.expression) for r in operation.reductions)
 
 
 ASSUMPTIONS = (

@@ -169,7 +169,8 @@ class Machine(ABC):
 
     What operations it can do: their names (``operations``), the types of all operands (``dtypes``)
     or of the output by that of what is multiplied (``outputs``); empty: any.  ``fuses``: that
-    there may be an epilogue and a batch; ``several``: and more than one output.
+    there may be an epilogue and a batch; ``several``: and more than one output; ``gates``: that
+    a matmul may have a second product.
     """
 
     name: ClassVar[str]
@@ -183,6 +184,7 @@ class Machine(ABC):
     outputs: ClassVar[Mapping[str, tuple[str, ...]]] = MappingProxyType({})
     fuses: ClassVar[bool] = True
     several: ClassVar[bool] = False
+    gates: ClassVar[bool] = False
     spread: ClassVar[tuple[str, ...]] = ()
     """Decisions in which schedules differ by more than details: tiles, and not rasters."""
     in_order: ClassVar[Mapping[str, Value] | None] = None
@@ -262,6 +264,11 @@ class Machine(ABC):
             raise OperationError(
                 f"machine {self.name}: {operation} is no matmul; it does matmul(..) of "
                 "tinygpu.term.operation, with an epilogue of yours"
+            )
+        if named and len(operation.reductions) > 1 and not self.gates:
+            raise OperationError(
+                f"machine {self.name}: {operation.name} with a gate, a second product; choose a "
+                "machine that has both sums, as hopper"
             )
         for operand in (*operation.inputs, operation.output) if self.dtypes else ():
             if operand.dtype not in self.dtypes:

@@ -802,47 +802,72 @@ def matmul(
     layout: str = "nn",
     *,
     scaled: bool = False,
+    scales: bool = False,
     bias: bool = False,
     activation: str = "",
+    gate: str = "",
     batched: bool = False,
 ) -> Operation:
     """``c[m,n] = sum over k of a[m,k] * b[k,n]``, all row-major, and what is fused with it.
 
     ``layout`` is BLAS's pair of letters for a row-major caller: "t" for an input that is given
     transposed, a as a[k,m], b as b[n,k]: "nt" is a linear layer.  Without an ``output`` c has the
-    inputs' type; for those of 8 bits bf16, for tf32 f32.  ``scaled``: alpha times the sum
-    plus beta times an input d[m,n]; ``bias``: plus an input bias[n]; then the ``activation``.
-    ``batched``: all but the bias have a first axis l.  Raises OperationError for others.
+    inputs' type; for those of 8 bits bf16, for tf32 f32.  ``scales``: the sum times scale_a[m] and
+    scale_b[n], both f32, as of e4m3 by rows; ``scaled``: alpha times that plus beta times an input
+    d[m,n]; ``bias``: plus an input bias[n]; then the ``activation``.
+    ``gate`` names the activation of a second product, which it is times: silu(a gate) (a b), with
+    an input gate of b's shape (and scale_gate[n]): SwiGLU.  ``batched``: a, b, gate, d and c have a
+    first axis l.  Raises OperationError for others.
 
     >>> print(matmul("bf16", layout="nt", bias=True, activation="relu").epilogue)
     max((acc + bias), 0.0)
+    >>> print(matmul("bf16", gate="relu"))
+    matmul: c[m,n] bf16 = sum over k of (a[m,k] bf16 * b[k,n] bf16); \
+gate_acc: sum over k of (a[m,k] bf16 * gate[k,n] bf16), then (max(gate_acc, 0.0) * acc)
     """
-    for what, text in (("layout", layout), ("activation", activation), ("dtype", dtype)):
+    texts = {"layout": layout, "activation": activation, "gate": gate, "dtype": dtype}
+    for what, text in texts.items():
         require_kind(f"matmul: {what}", text, str, OperationError)
     if layout not in LAYOUTS:
         raise OperationError(f"matmul: layout {layout!r}; there are {', '.join(LAYOUTS)}")
-    if activation and activation not in ACTIVATIONS:
-        raise OperationError(f"matmul: activation {activation}; {nearest(activation, ACTIVATIONS)}")
+    for what in ("activation", "gate"):
+        if texts[what] and texts[what] not in ACTIVATIONS:
+            raise OperationError(f"matmul: {what} {texts[what]}; "
+                                 f"{nearest(texts[what], ACTIVATIONS)}")  # fmt: skip
+    if gate and (scaled or bias or activation):
+        raise OperationError(f"matmul: gate {gate} with an activation, a bias or alpha and beta; "
+                             "it is the second product's activation: give it alone")  # fmt: skip
     narrow = output or {"e4m3": "bf16", "e5m2": "bf16", "tf32": "f32"}.get(dtype, dtype)
     every = ("l",) if batched else ()
     a, b = (("m", "k"), ("k", "n"))
-    inputs = [
-        Operand("a", every + (a[::-1] if layout[0] == "t" else a), dtype),
-        Operand("b", every + (b[::-1] if layout[1] == "t" else b), dtype),
-    ]
-    result: Expression = ACC
+    weights = ("b", "gate") if gate else ("b",)
+    inputs = [Operand("a", every + (a[::-1] if layout[0] == "t" else a), dtype)]
+    inputs += [Operand(w, every + (b[::-1] if layout[1] == "t" else b), dtype)
+               for w in weights]  # fmt: skip
+    sums: dict[str, Expression] = {w: value("gate_acc") if w == "gate" else ACC for w in weights}
+    if scales:
+        inputs.append(Operand("scale_a", ("m",), "f32"))
+        for w in weights:
+            inputs.append(Operand(f"scale_{w}", ("n",), "f32"))
+            sums[w] = sums[w] * value("scale_a") * value(f"scale_{w}")
+    result = sums["b"]
     if scaled:
         inputs.append(Operand("d", (*every, "m", "n"), narrow))
         result = value("alpha") * result + value("beta") * value("d")
     if bias:
         inputs.append(Operand("bias", ("n",), narrow))
         result = result + value("bias")
+    if gate:
+        result = ACTIVATIONS[gate](sums["gate"]) * result
     return Operation(
         name="matmul",
         axes=(*every, "m", "n", "k"),
         inputs=tuple(inputs),
         output=Operand("c", (*every, "m", "n"), narrow),
-        reductions=(Reduction("acc", "add", value("a") * value("b"), ("k",)),),
+        reductions=tuple(
+            Reduction("gate_acc" if w == "gate" else "acc", "add", value("a") * value(w), ("k",))
+            for w in weights
+        ),
         epilogue=ACTIVATIONS[activation](result) if activation else result,
         scalars=("alpha", "beta") if scaled else (),
     )
@@ -856,36 +881,28 @@ def grouped_matmul(
     scales: bool = False,
     bias: bool = False,
     activation: str = "",
+    gate: str = "",
 ) -> Operation:
     """``c[m,n] = sum over k of a[m,k] * b[g,k,n]``, g the group of row m: a mixture's experts.
 
     ``ends[g]`` in i32 says before which row each group ends, as ``offs`` of PyTorch's
     ``_grouped_mm``; the last ends with the last row, and groups may be empty.  b is given
-    ``b[g,n,k]`` with the layout "nt", ``b[g,k,n]`` with "nn".  ``scales``: the sum times scale_a[m]
-    and scale_b[g,n], both f32, as of e4m3 by rows; ``bias``: plus an input bias[g,n], each group's
-    own; then the ``activation``.  Raises OperationError as ``matmul`` does.
+    ``b[g,n,k]`` with the layout "nt", ``b[g,k,n]`` with "nn".  The others are as of ``matmul``;
+    each group has its own gate[g,..], bias[g,n], scale_b[g,n] and scale_gate[g,n].  Raises
+    OperationError as ``matmul`` does.
 
     >>> print(grouped_matmul())
     grouped: c[m,n] bf16 = sum over k of (a[m,k] bf16 * b[g,n,k] bf16), g by ends of m
     """
-    plain = matmul(dtype, output, layout, bias=bias, activation=activation)
+    plain = matmul(dtype, output, layout, scales=scales, bias=bias, activation=activation,
+                   gate=gate)  # fmt: skip
     if layout[0] != "n":
         raise OperationError(f"grouped_matmul: layout {layout}; rows of a lie along k, give nt, nn")
-    a, b, *others = (replace(o, axes=("g", *o.axes)) if i else o
-                     for i, o in enumerate(plain.inputs))  # fmt: skip
-    epilogue = plain.epilogue
-    if scales:
-        others[:0] = [Operand("scale_a", ("m",), "f32"), Operand("scale_b", ("g", "n"), "f32")]
-        summed = ACC * value("scale_a") * value("scale_b")
-        if bias:
-            summed = summed + value("bias")
-        epilogue = ACTIVATIONS[activation](summed) if activation else summed
     return replace(
         plain,
         name="grouped",
         axes=("g", *plain.axes),
-        inputs=(a, b, *others),
-        epilogue=epilogue,
+        inputs=tuple(o if "m" in o.axes else replace(o, axes=("g", *o.axes)) for o in plain.inputs),
         groups=Groups("g", "m", "ends"),
     )
 
@@ -894,12 +911,16 @@ def is_matmul(operation: Operation) -> bool:
     """Whether an operation is a matmul: of any layout, batched, grouped; what ends it is free."""
 
     def form(of: Operation) -> tuple[object, ...]:
-        arrays = [(o.name, o.axes) for o in (*of.inputs[:2], *of.outputs)]
+        arrays = [(o.name, o.axes) for o in (*of.inputs[: len(of.reductions) + 1], *of.outputs)]
         return of.axes, of.reductions, arrays, of.groups
 
     batched = "l" in operation.axes
-    every = [matmul(layout=t, batched=batched) for t in LAYOUTS]
-    every += [grouped_matmul(layout=t) for t in ("nn", "nt")]
+    every = [
+        of
+        for gate in ("", "silu")
+        for of in (*(matmul(layout=t, gate=gate, batched=batched) for t in LAYOUTS),
+                   *(grouped_matmul(layout=t, gate=gate) for t in ("nn", "nt")))
+    ]  # fmt: skip
     return any(form(operation) == form(other) for other in every)
 
 
