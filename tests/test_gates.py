@@ -28,7 +28,7 @@ from tinygpu.term.operation import (
     is_matmul,
     matmul,
 )
-from tinygpu.term.program import Do, Program, Statement, changed
+from tinygpu.term.program import Access, Do, Program, Statement, changed
 from tinygpu.term.schedule import Schedule, from_json, to_json
 from tinygpu.term.text import parse, text_of
 
@@ -102,11 +102,14 @@ def test_gates_of_e4m3_are_scaled() -> None:
     operation = grouped_matmul("e4m3", scales=True, gate="silu")
     assert [o.name for o in operation.inputs] == ["a", "b", "gate", "scale_a", "scale_b",
                                                   "scale_gate"]  # fmt: skip
-    program = Schedule.of(HOPPER, {**POINTS["cluster"], "tile_k": 128}).program(HOPPER, operation)
     sizes = {"g": 3, "m": 300, "n": 144, "k": 160}
-    assert verdict(program).legal
-    assert computes(program, sizes)
-    assert emulate(program, sizes, arch="sm_90a").right
+    for point in ("cluster", "swapped"):  # swapped, scale_a is read where its group begins
+        schedule = Schedule.of(HOPPER, {**POINTS[point], "tile_k": 128})
+        assert not check_schedule(schedule, HOPPER, Problem.of(operation, **sizes), H100)
+        program = schedule.program(HOPPER, operation)
+        assert verdict(program).legal
+        assert computes(program, sizes)
+        assert emulate(program, sizes, arch="sm_90a").right
 
 
 def _products(program: Program, of: Callable[[Do], Do]) -> Program:
@@ -131,9 +134,12 @@ def test_products_that_change_places_are_found() -> None:
     _products(program, noted)
     first, second = found
     sums = {first.write: second.write, second.write: first.write}
-    wrong = _products(program, lambda s: replace(
-        s, write=sums[s.write], reads=tuple(sums.get(r, r) for r in s.reads)
-    ))  # fmt: skip
+
+    def swapped(s: Do) -> Do:
+        reads = (sums.get(r, r) if isinstance(r, Access) else r for r in s.reads)
+        return replace(s, write=sums[s.write], reads=tuple(reads))
+
+    wrong = _products(program, swapped)
     assert wrong != program
     assert verdict(wrong).legal
     assert not computes(wrong)

@@ -628,8 +628,11 @@ class DataMovement(Scopes):
     def _vector(self, part: Piece, place: _Place, vector: Number | None) -> Number:
         if vector is not None:
             return vector
-        if not self._digits.counted(place.last):
-            return 1
+        last = (
+            d for d, steps in place.steps.items() if not isinstance(steps[-1], int) or steps[-1]
+        )
+        if not self._digits.counted(place.last) or "a tile value" in map(self._digits.by, last):
+            return 1  # where a tile value says an axis begins, elements may lie anywhere
         most = _VECTOR_BYTES // DTYPES[part.array.dtype].bytes
         extent = self._digits.extent(place.last)
         return select(extent > most, most, extent)
