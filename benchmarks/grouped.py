@@ -127,7 +127,7 @@ def searched(case: Case, device: str) -> tuple[dict[str, Any], list[Schedule]]:
 def beside(problem: Problem, both: Sequence[Schedule]) -> dict[str, Any]:
     """Time the best and the first beside the peers; return the row's columns."""
     programs = {s: s.program(MACHINES[s.machine], problem.operation) for s in both}
-    off = math.inf if len(problem.operation.reductions) > 1 else COARSE.peer_error
+    off = sys.float_info.max if len(problem.operation.reductions) > 1 else COARSE.peer_error
     coarse, sustained = (replace(options, peer_error=off) for options in (COARSE, SUSTAINED))
     with Campaign(problem, options=coarse) as campaign:
         ran = campaign.measure({}, campaign.peers(_PEERS))
@@ -138,6 +138,8 @@ def beside(problem: Problem, both: Sequence[Schedule]) -> dict[str, Any]:
         found = campaign.measure(programs, [*others, *triton], options=sustained, anew=True)
     mine, theirs = found[: len(both)], [m for m in found[len(both) :] if m.seconds]
     every |= {peer_of(m).rpartition(":")[2]: m.seconds for m in theirs}
+    if not theirs:
+        return {"reason": f"no peer is right: {every}"}
     fastest = min(theirs, key=lambda m: m.seconds or math.inf)
     seconds, peer = mine[0].seconds, fastest.seconds
     assert peer is not None
