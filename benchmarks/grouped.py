@@ -42,12 +42,14 @@ from tinygpu.search.tuning.shape import ends_of
 from tinygpu.term.operation import Problem, grouped_matmul
 from tinygpu.term.schedule import Schedule
 
-__all__ = ["CASES", "FIELDS", "Case", "main", "summary"]
+__all__ = ["CASES", "FIELDS", "Case", "beside", "main", "searched", "summary"]
 
 FIELDS = ("g", "routing", "wall_seconds", "ratio", "first_seconds", "peers", "tflops", "reason",
           "first_schedule", "peer_error", "spread", "capped", "evaluations")  # fmt: skip
 _PEERS = "benchmarks.grouped_peers"
 BUDGET = 10
+
+Found = Sequence[Schedule]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,13 @@ class Case:
         return {"g": self.experts, "m": self.tokens * self.top, "n": self.n, "k": self.k}
 
     @property
+    def words(self) -> list[str]:
+        """What the command line is given."""
+        sizes = [word for a, size in self.sizes.items() for word in (f"-{a}", str(size))]
+        gate = ["--gate", self.gate] if self.gate else []
+        return ["grouped", "--groups", self.routing, *gate, *sizes]
+
+    @property
     def problem(self) -> Problem:
         """The problem, with its groups' ends."""
         operation = grouped_matmul("bf16", gate=self.gate)
@@ -97,19 +106,17 @@ CASES = tuple(_cases())
 """Mixtral's first product, one of 64 small experts, one of 256 smaller ones; with a gate, too."""
 
 
-def searched(case: Case, device: str) -> tuple[dict[str, Any], list[Schedule]]:
-    """Run the command; return what the row has of it, and the best and the first schedule."""
+def searched(words: Sequence[str], machine: str, device: str) -> tuple[dict[str, Any], Found]:
+    """Run the command of a machine; return what the row has of it, and the best and the first."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "found"
-        words = [
-            *("search", "grouped", "--groups", case.routing, "--machine", "hopper"),
-            *(word for a, size in case.sizes.items() for word in (f"-{a}", str(size))),
-            *(("--gate", case.gate) if case.gate else ()),
-            *("--measure", "--budget", str(BUDGET), "--device", device, "--out", str(out)),
+        every = [
+            *("search", *words, "--machine", machine, "--measure", "--budget", str(BUDGET)),
+            *("--device", device, "--out", str(out)),
         ]
         start = time.perf_counter()
         done = subprocess.run(
-            [sys.executable, "-m", "tinygpu", *words], capture_output=True, text=True, check=False
+            [sys.executable, "-m", "tinygpu", *every], capture_output=True, text=True, check=False
         )
         row: dict[str, Any] = {"wall_seconds": round(time.perf_counter() - start, 2)}
         if done.returncode:
@@ -120,17 +127,19 @@ def searched(case: Case, device: str) -> tuple[dict[str, Any], list[Schedule]]:
     row |= {"schedule": dict(ran[0]["decisions"]), "first_schedule": dict(first["decisions"]),
             "predicted_seconds": ran[0]["predicted_seconds"], "reason": None,
             "evaluations": tree["evaluations"]}  # fmt: skip
-    both = [Schedule.of(MACHINES["hopper"], one["decisions"]) for one in (ran[0], first)]
+    both = [Schedule.of(MACHINES[machine], one["decisions"]) for one in (ran[0], first)]
     return row, list(dict.fromkeys(both))
 
 
-def beside(problem: Problem, both: Sequence[Schedule]) -> dict[str, Any]:
-    """Time the best and the first beside the peers; return the row's columns."""
-    programs = {s: s.program(MACHINES[s.machine], problem.operation) for s in both}
-    off = sys.float_info.max if len(problem.operation.reductions) > 1 else COARSE.peer_error
+def beside(problem: Problem, both: Found, peers: str, off: float) -> dict[str, Any]:
+    """Time the best and the first beside a module's peers; return the row's columns.
+
+    ``off``: by how many times what rounding allows a peer may be off.
+    """
+    programs = {s: s.term(MACHINES[s.machine], problem.operation) for s in both}
     coarse, sustained = (replace(options, peer_error=off) for options in (COARSE, SUSTAINED))
     with Campaign(problem, options=coarse) as campaign:
-        ran = campaign.measure({}, campaign.peers(_PEERS))
+        ran = campaign.measure({}, campaign.peers(peers))
         every: dict[str, Any] = {peer_of(m).rpartition(":")[2]: m.seconds or m.reason for m in ran}
         right = sorted((m for m in ran if m.seconds), key=lambda m: m.seconds or math.inf)
         triton = [peer_of(m) for m in right if ":triton_" in peer_of(m)][:1]
@@ -183,10 +192,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         group = f"{case.experts} experts" + ", gated" * bool(case.gate)
         row = empty | {"group": group, "case": case.part, "dtype": "bf16",
                        "routing": case.routing, **case.sizes}  # fmt: skip
-        found, both = searched(case, given.device)
+        found, both = searched(case.words, "hopper", given.device)
         row |= found
         if both:
-            row |= beside(case.problem, both)
+            off = sys.float_info.max if case.gate else COARSE.peer_error
+            row |= beside(case.problem, both, _PEERS, off)
         write_results("grouped", [row], record, given.out, fields=FIELDS)
         sys.stdout.write(f"{time.monotonic() - began:.0f} s {row}\n")
         sys.stdout.flush()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.test_plans import OPERATIONS, SPLIT, schedule
+from tests.test_rmsnorm_matmul import OPERATIONS as NORMED
+from tests.test_rmsnorm_matmul import plan as normed
 from tinygpu.codegen.run.launch import Kernel
 from tinygpu.codegen.run.validation import validate
 from tinygpu.term.operation import Problem
@@ -21,6 +23,16 @@ def test_points_are_right(name: str, parts: int, changes: dict[str, object]) -> 
     problem = Problem.of(operation, m=200, n=328, k=384 * 16)
     kernel = Kernel(schedule(parts, **changes).term(SPLIT, operation), sizes=problem.sizes)
     assert validate(kernel, problem, 0) <= 1
+
+
+@pytest.mark.parametrize("name", NORMED)
+@pytest.mark.parametrize("point", ["ring", "cluster", "pingpong"])
+def test_a_norm_and_a_product_are_right(name: str, point: str) -> None:
+    changes = {"store_n": 32} if name == "f16 to f32" and point != "ring" else {}
+    for seed, sizes in enumerate(({"m": 1, "n": 264, "k": 4096}, {"m": 300, "n": 520, "k": 1160})):
+        problem = Problem.of(NORMED[name], **sizes)
+        kernel = Kernel(normed(name, point, **changes), sizes=problem.sizes)
+        assert validate(kernel, problem, seed) <= 1
 
 
 def test_streams_have_memory_of_their_own_and_a_graph_may_hold_it() -> None:

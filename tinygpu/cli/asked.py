@@ -6,6 +6,7 @@
                             --scales
     elementwise EXPRESSION  -i        --inputs
     rmsnorm, softmax        -i -j
+    rmsnorm_matmul          -m -n -k  --layout --out-dtype
     attention               -b --heads --kv-heads -m -n -d  --causal --mask
     FILE.py:OPERATION       an option for each of its axes: -i, --rows
 
@@ -40,6 +41,7 @@ from tinygpu.term.operation import (
     elementwise,
     grouped_matmul,
     matmul,
+    rmsnorm_matmul,
 )
 
 __all__ = ["Asked", "asking", "operation_of", "problem_of"]
@@ -51,6 +53,7 @@ _TAKES: Mapping[str, tuple[str, ...]] = {
     ),
     "elementwise": ("expression", "dtype", "inputs"),
     "rmsnorm": ("dtype",),
+    "rmsnorm_matmul": ("dtype", "layout", "out_dtype"),
     "softmax": ("dtype",),
     "attention": ("dtype", "causal", "mask", "window", "lse"),
 }
@@ -157,6 +160,10 @@ def operation_of(asked: Asked, machine: str = "") -> Operation:
                 bias=asked.bias,
                 activation=asked.activation,
                 gate=asked.gate,
+            )
+        case "rmsnorm_matmul":
+            return rmsnorm_matmul(
+                asked.dtype or "bf16", asked.out_dtype or None, asked.layout or "nt"
             )
         case "elementwise":
             if not asked.expression:

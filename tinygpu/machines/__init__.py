@@ -10,6 +10,7 @@ from tinygpu.machines.attention import Attention
 from tinygpu.machines.blackwell import Blackwell
 from tinygpu.machines.elementwise import Elementwise
 from tinygpu.machines.hopper import Hopper
+from tinygpu.machines.hopper_rmsnorm import HopperRmsnorm
 from tinygpu.machines.hopper_split import HopperSplit
 from tinygpu.machines.rows import Rows
 from tinygpu.machines.simt import Simt
@@ -24,6 +25,7 @@ MACHINES: Mapping[str, Machine] = {
         Ampere(),
         HopperSplit(),
         Hopper(),
+        HopperRmsnorm(),
         Blackwell(),
         Elementwise(),
         Rows(),

@@ -79,6 +79,7 @@ __all__ = [
     "matmul",
     "reduce",
     "rmsnorm",
+    "rmsnorm_matmul",
     "softmax",
     "window_of",
 ]
@@ -998,6 +999,23 @@ def rmsnorm(dtype: str = "f32") -> Operation:
     return reduce(x * x, y, inputs=inputs, output=Operand("y", ("i", "j"), dtype), name="rmsnorm")
 
 
+def rmsnorm_matmul(dtype: str = "bf16", output: str | None = None, layout: str = "nt") -> Operation:
+    """``c[m,n] = sum over k of a[m,k] b[k,n] / sqrt(mean of a[m,:]^2 + eps)``: RMSNorm, a matmul.
+
+    The norm's weight w[k] is a factor of b's rows, so it is given with b, once for all calls.
+    Types and layouts are those of ``matmul``; eps is a scalar.
+
+    >>> print(rmsnorm_matmul())
+    rmsnorm_matmul: c[m,n] bf16 = squares: sum over k of (a[m,k] bf16 * a[m,k] bf16); \
+sum over k of (a[m,k] bf16 * b[n,k] bf16), then (acc * rsqrt(((squares / k) + eps)))
+    """
+    plain = matmul(dtype, output, layout)
+    squares = Reduction("squares", "add", value("a") * value("a"), ("k",))
+    norm = apply("rsqrt", value("squares") / value("k") + value("eps"))
+    return replace(plain, name="rmsnorm_matmul", reductions=(squares, *plain.reductions),
+                   epilogue=ACC * norm, scalars=("eps",))  # fmt: skip
+
+
 def softmax(dtype: str = "f32") -> Operation:
     """``y[i,j] = exp(x[i,j] - top) / sum over j of exp(x[i,j] - top)``, top the row's maximum."""
     x, top = value("x"), value("top")
@@ -1142,6 +1160,7 @@ OPERATIONS: Mapping[str, Callable[..., Operation]] = {
     "grouped": grouped_matmul,
     "elementwise": elementwise,
     "rmsnorm": rmsnorm,
+    "rmsnorm_matmul": rmsnorm_matmul,
     "softmax": softmax,
     "attention": attention,
 }
