@@ -7,7 +7,8 @@ Of each case a process of its own runs
     tinygpu search rmsnorm_matmul -m M -n N -k K --measure --budget 10 --device D
 
 and its fastest finalist and the model's first choice stand beside PyTorch's fused ``rms_norm`` and
-``linear``, eager and compiled, under one load.  bf16, nt; no weight of the norm, which is in b.
+product, eager and compiled, under one load.  bf16, nt; no weight of the norm, which is in b.
+PyTorch rounds the normalised rows to bf16, which is about ten times what rounding c allows.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from typing import Any
 
 from benchmarks.grouped import FIELDS, beside, searched
 from benchmarks.peers import FOLDER, tensors, write_results
-from tinygpu.codegen.run.measure import COARSE
 from tinygpu.codegen.run.provenance import provenance
 from tinygpu.term.operation import Problem, rmsnorm_matmul
 
@@ -30,6 +30,7 @@ CASES = ((16, 6144, 4096), (256, 6144, 4096), (2048, 28672, 4096), (8192, 6144, 
          (64, 10240, 8192), (4096, 10240, 8192))  # fmt: skip
 """m, n, k: queries, keys and values of Llama 8B and 70B, and gate and up of 8B."""
 
+_PEER_ERROR = 64.0
 Run = Callable[[], Any]
 
 
@@ -77,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         found, both = searched(words, "hopper_rmsnorm", given.device)
         row |= found
         if both:
-            row |= beside(problem, both, "benchmarks.rmsnorm_matmul", COARSE.peer_error)
+            row |= beside(problem, both, "benchmarks.rmsnorm_matmul", _PEER_ERROR)
         write_results("rmsnorm_matmul", [row], record, given.out, fields=FIELDS)
         sys.stdout.write(f"{row}\n")
         sys.stdout.flush()

@@ -74,7 +74,10 @@ def test_drawn_plans_are_right(seed: int) -> None:
     rng = np.random.default_rng(seed)
     sizes = {"m": int(rng.integers(1, 300)), "n": 8 * int(rng.integers(1, 40)),
              "k": 8 * int(rng.integers(1, 200))}  # fmt: skip
-    own = {"norm_warps": int(rng.choice([1, 2, 4, 8])), "norm_chunks": int(rng.choice([1, 2, 4]))}
+    own: dict[str, Any] = {
+        "norm_warps": int(rng.choice([1, 2, 4, 8])),
+        "norm_chunks": int(rng.choice([1, 2, 4])),
+    }
     assert emulate(plan(**own), sizes, arch="sm_90a", seed=seed).right
 
 
