@@ -796,11 +796,12 @@ def _decode() -> str:
     return f"{_markdown(columns, rows)}\n\nGeometric mean of the best: {mean:.3f}. {told}"
 
 
-def _grouped() -> str:
-    """Return what a search finds for grouped matmuls, beside their peers."""
+def _grouped(gated: bool = False) -> str:
+    """Return what a search finds for grouped matmuls, beside their peers; those with a gate."""
     path = FOLDER.parent / "h100" / "grouped.json"
     tree = json.loads(path.read_text(encoding="utf-8"))
     kept = [row for row in tree["rows"] if row["seconds"]]
+    kept = [row for row in kept if row["group"].endswith("gated") == gated]
     columns = ("#groups", "#rows", "#n", "#k", "rows of groups", "#time", "#TFLOP/s",
                "#predicted / measured time", "#of torch", "#of cuBLAS, a loop", "#of Triton",
                "#of the best", "#found / model's first")  # fmt: skip
@@ -854,6 +855,28 @@ def _deep() -> str:
     return "\n\n".join([_markdown(columns, told), *notes])
 
 
+def _rmsnorm_matmul() -> str:
+    """Return what a search finds for a norm and a matmul, beside PyTorch."""
+    path = FOLDER.parent / "h100" / "rmsnorm_matmul.json"
+    tree = json.loads(path.read_text(encoding="utf-8"))
+    kept = [row for row in tree["rows"] if row["seconds"]]
+    columns = ("m x n x k", "#time", "#TFLOP/s", "#predicted / measured time", "#of eager",
+               "#of compiled", "#found / model's first")  # fmt: skip
+    rows = [
+        (
+            _shape(row), f"{row['seconds'] * 1e6:.1f} us", f"{row['tflops']:.0f}",
+            _ratio(row["predicted_seconds"], row["seconds"]),
+            *(_ratio(row["peers"][f"torch_{peer}"], row["seconds"])
+              for peer in ("eager", "compiled")),
+            _ratio(row["seconds"], row["first_seconds"]),
+        )
+        for row in sorted(kept, key=lambda row: (row["k"], row["n"], row["m"]))
+    ]  # fmt: skip
+    mean = statistics.geometric_mean(row["ratio"] for row in kept)
+    told = _run_of_attention("rmsnorm_matmul", tree, kept)
+    return f"{_markdown(columns, rows)}\n\nGeometric mean of the better: {mean:.3f}. {told}"
+
+
 def _run_of_attention(table: str, tree: Mapping[str, Any], rows: Sequence[Any]) -> str:
     """Return from which runs rows are."""
     runs = [tree["runs"][number] for number in sorted({row["run"] for row in rows})]
@@ -872,6 +895,8 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "attention searched": lambda: _attention("attention_searched"),
     "attention decode": _decode,
     "grouped": _grouped,
+    "grouped gated": partial(_grouped, gated=True),
+    "rmsnorm matmul": _rmsnorm_matmul,
     "deep": _deep,
     "agreement": _agreement,
     "ampere": _ampere,

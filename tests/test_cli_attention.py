@@ -168,7 +168,7 @@ BAD = {
     f"{ASK} {SIZES} --device a100 --machine attention": "is of sm_90, and a100 is sm_80; or choose "
     "another --device",
     f"{ASK} {SIZES} --machine hopper": "operation attention; known are matmul",
-    f"{ASK} {SIZES} --layout nt": "attention has none, it is of matmul and grouped and rmsnorm_matmul; it takes "
+    f"{ASK} {SIZES} --layout nt": "it is of matmul and grouped and rmsnorm_matmul; it takes "
     "--dtype, --causal",
     "ask softmax warps==2 -i 4 -j 4 --lse": "--lse: softmax has none, it is of attention",
     "ask softmax warps==2 -i 4 -j 4 --causal": "--causal: softmax has none, it is of attention",

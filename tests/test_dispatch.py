@@ -344,7 +344,7 @@ def test_which_prints_the_code(made: Path) -> None:
 
 BAD = {
     # dispatch
-    "softmax": "--layout: softmax has none, it is of matmul and grouped and rmsnorm_matmul; it takes --dtype",
+    "softmax": "it is of matmul and grouped and rmsnorm_matmul; it takes --dtype",
     "matmul --kernels 0": "--kernels 0: at least 1, at most 64",
     "matmul --kernels 65": "--kernels 65: at least 1, at most 64",
     "matmul --kernels x": "--kernels",
