@@ -18,10 +18,12 @@ from tests.ptx_runs import unchecked
 from tests.sample import draws
 from tinygpu.codegen.emit import emit
 from tinygpu.codegen.emulator import Module
+from tinygpu.codegen.emulator import TensorMap as Emulated
 from tinygpu.codegen.run.arguments import contract_of, dense
 from tinygpu.codegen.run.interpretation import execute, unwritten_outputs
 from tinygpu.codegen.run.interpretation import interpret as emulate
 from tinygpu.codegen.runtime.contract import check as check_arguments
+from tinygpu.codegen.runtime.maps import TensorMap, seen
 from tinygpu.devices.device import load_device
 from tinygpu.errors import LaunchError, OperationError, ProgramError
 from tinygpu.isa.algebra import FLOATS
@@ -43,13 +45,11 @@ from tinygpu.term.groups import (
     END,
     FIRST,
     GROUP,
-    WHOLE,
     slot_values,
     slots,
-    whole_value,
 )
 from tinygpu.term.operation import Groups, Operation, Problem, grouped_matmul, matmul
-from tinygpu.term.program import Do, ForTile, Program, Statement, When, changed
+from tinygpu.term.program import Do, ForTile, Program, Statement, changed
 from tinygpu.term.schedule import Schedule, from_json, to_json
 from tinygpu.term.text import parse, text_of
 
@@ -93,7 +93,7 @@ def test_each_row_is_in_one_slot(drawn: tuple[int, tuple[int, ...], int]) -> Non
     rows, ends, block = drawn
     sizes = {"g": len(ends), "m": rows}
     met = np.zeros(rows, np.int64)
-    every = {**slot_values(OF, "bs", block), WHOLE: whole_value(block)}
+    every = slot_values(OF, "bs", block)
     for slot in range(int(slots(OF, block).evaluate(sizes))):
         known: dict[str, Any] = {**sizes, "ends": ends, "bs": slot}
         for name, expression in every.items():
@@ -102,7 +102,6 @@ def test_each_row_is_in_one_slot(drawn: tuple[int, tuple[int, ...], int]) -> Non
         here = range(first, min(first + block, end))
         begin = (0, *ends)[group]
         assert all(begin <= row < ends[group] for row in here)
-        assert known[WHOLE] == (len(here) == block)
         met[here.start : max(here.stop, here.start)] += 1
     assert (met == 1).all()
 
@@ -249,7 +248,7 @@ def _valued(name: str, change: Callable[[Any], Any]) -> Callable[[Program], Prog
 
 def _unguarded(program: Program) -> Program:
     def of(s: Statement) -> Statement:
-        if not isinstance(s, Do) or s.instruction.name != "st.global":
+        if not isinstance(s, Do) or END not in s.write.guard:
             return s
         return replace(s, write=replace(s.write, guard=(True,) * len(s.write.guard)))
 
@@ -276,7 +275,8 @@ WRONG: Mapping[str, tuple[str, Callable[[Program], Program]]] = {
     "a row less": ("direct", _valued(END, lambda e: apply("max", e - 1, 0))),
     "rows of the next group": ("direct", _unguarded),
     "a slot less": ("direct", _fewer_slots),
-    "nearly whole": ("by tma", _valued(WHOLE, lambda _: whole_value(64))),
+    "rows of the next group, by tma": ("by tma", _unguarded),
+    "a row less, by tma": ("by tma", _valued(END, lambda e: apply("max", e - 1, 0))),
 }
 
 
@@ -304,12 +304,28 @@ def _broken(program: Program, problem: Problem) -> list[str]:
     ]
 
 
-def test_no_short_slot_is_left_out() -> None:
-    program = _edited(
-        term("by tma"),
-        lambda s: replace(s, body=()) if isinstance(s, When) and s.at_zero == WHOLE else s,
-    )
-    assert computes(program).wrong
+@given(st.integers(1, 300), st.integers(1, 128), st.data())
+@settings(max_examples=200, deadline=None)
+def test_a_ragged_box_ends_at_any_line(rows: int, lines: int, data: st.DataObject) -> None:
+    """The map's two coordinates of lines meet those from the first on, as many as are left."""
+    first = data.draw(st.integers(0, rows))
+    left = data.draw(st.integers(0, min(lines, rows - first)))
+    pitch, address = 96, 2**20
+    there = seen(TensorMap("c", "bf16", (32, lines), 0, ragged=True), address, 2, (rows, 40),
+                 (pitch, 2))  # fmt: skip
+    seen_by_tma = Emulated(there.address, "bf16", there.lengths, there.pitches, there.box)
+    places, inside = seen_by_tma.places((16, lines - left, first + left))
+    line, column = np.divmod(places[inside] - address, pitch)
+    wanted = {(i, 2 * j) for i in range(first, first + left) for j in range(16, 40)}
+    assert {*zip(line.tolist(), column.tolist(), strict=True)} == wanted
+    assert inside.sum() == len(wanted)
+
+
+@pytest.mark.parametrize("point", ["by tma", "swapped, by tma"])
+def test_threads_store_no_rows_where_tma_does(point: str) -> None:
+    text = emit(term(point), "sm_90a", SIZES)
+    assert "cp.async.bulk.tensor.3d.global" in text
+    assert "st.global" not in text
 
 
 WALKS: Mapping[str, tuple[str, Callable[[str], str]]] = {
@@ -394,8 +410,7 @@ def test_time_goes_by_the_ends() -> None:
     plain = Schedule.of(HOPPER, POINTS["by tma"]).program(HOPPER, matmul("bf16", layout="nt"))
     dense_time = cost(plain, {a: sizes[a] for a in "mnk"}, H100).seconds
     assert dense_time <= even.seconds < skewed.seconds < 2 * dense_time
-    whole = share_of_tiles(program, sizes, WHOLE)
-    assert whole == 128 / (128 + 16)
+    assert share_of_tiles(program, sizes, "trips") == 128 / (128 + 16)
     assert set(steps_of_tiles(program, sizes, "trips").busiest(0, 16)) == {32}
 
 

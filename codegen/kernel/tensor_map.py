@@ -4,7 +4,7 @@ A statement that moves a tile between gmem and shared memory moves it in *boxes*
 of its last value mode (the slabs), each of (contiguous extent) x (lines), or several as high
 where a box has not so many lines.  Box, swizzle and array make a tensor map, which
 ``runtime/maps.py`` encodes and the kernel takes as a parameter.  A load that leaves out lines has a
-second map, for the last lines (``trimming.py``).
+second map, for the last lines (``trimming.py``); a store that ends at a tile value a ragged one.
 
 >>> from tinygpu.term.machine import Chosen
 >>> from tinygpu.machines.hopper import STARTS, Hopper
@@ -28,7 +28,7 @@ from tinygpu.errors import ProgramError
 from tinygpu.term.digits import box_lines
 from tinygpu.term.program import Access, Do, Program, walk
 
-__all__ = ["TensorMap", "tensor_map_of", "tensor_maps"]
+__all__ = ["TensorMap", "ragged_line", "tensor_map_of", "tensor_maps"]
 
 
 def tensor_map_of(do: Do) -> TensorMap:
@@ -58,7 +58,23 @@ def tensor_map_of(do: Do) -> TensorMap:
         box[[bool(s) for s in steps].index(True)] = extent
     if do.trimmed and gmem.value[1][len(box) - 2] != 1:
         raise ProgramError(f"{do}: only lines along the last dimension but one can be left out")
-    return TensorMap(gmem.buffer.name, gmem.buffer.dtype, tuple(box[::-1]), bits)
+    return TensorMap(
+        gmem.buffer.name, gmem.buffer.dtype, tuple(box[::-1]), bits, ragged=ragged_line(gmem) != ""
+    )
+
+
+def ragged_line(gmem: Access) -> str:
+    """Return the tile value at which a store's lines end; "" if that is where the array ends.
+
+    Raises ProgramError where it is not the lines, or not of the last dimension but one.
+    """
+    named = [(d, guard) for d, guard in enumerate(gmem.guard) if isinstance(guard, str)]
+    if not named:
+        return ""
+    ((dimension, end),) = named
+    if dimension != len(gmem.guard) - 2 or gmem.value[1][dimension] != 1:
+        raise ProgramError(f"{gmem}: TMA ends at {end} along its lines alone, next to the last")
+    return end
 
 
 def tensor_maps(program: Program) -> tuple[TensorMap, ...]:

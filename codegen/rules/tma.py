@@ -10,7 +10,8 @@ from itertools import product
 from tinygpu.codegen.kernel.clusters import receivers, signal_at
 from tinygpu.codegen.kernel.kernel import KernelCode
 from tinygpu.codegen.kernel.scope import Scope
-from tinygpu.codegen.kernel.tensor_map import tensor_map_of
+from tinygpu.codegen.kernel.ptx import Scalar
+from tinygpu.codegen.kernel.tensor_map import ragged_line, tensor_map_of
 from tinygpu.codegen.kernel.trimming import trimmed_map
 from tinygpu.codegen.rules.descriptors import offset, smem_stage
 from tinygpu.errors import ProgramError
@@ -50,11 +51,9 @@ def bulk_tensor(
         strides = map(int, smem.buffer.stride)
         far = sum(m * s for m, s in zip(moved, strides, strict=True)) * smem.buffer.type.bytes
         at = text.add(text.add("%smem", base), far)
-        rank, beyond = len(gmem.origin), _moved(gmem, slab, lines * box)
-        order = reversed(range(rank))
-        place = (_coordinate(kernel, gmem.origin[d], beyond[d], scope) for d in order)
-        where = f"{name}, {{{', '.join(place)}}}"
-        copy = f"{'cp.async' if loads else store}.bulk.tensor.{rank}d"
+        place = _coordinates(kernel, gmem, _moved(gmem, slab, lines * box), lines, scope)
+        where = f"{name}, {{{', '.join(map(str, place))}}}"
+        copy = f"{'cp.async' if loads else store}.bulk.tensor.{len(place)}d"
         if not loads:
             text.emit(f"{copy}.global.shared::cta{how}.tile.bulk_group [{where}], [{at}]")
             continue
@@ -72,12 +71,35 @@ def _moved(access: Access, slab: int, line: int) -> list[int]:
     return [int(d) * line + int(s) * slab for d, s in zip(access.value[1], slabs, strict=True)]
 
 
-def _coordinate(kernel: KernelCode, origin: Affine, beyond: int, scope: Scope) -> str:
+def _coordinates(
+    kernel: KernelCode, gmem: Access, beyond: list[int], lines: int, scope: Scope
+) -> list[Scalar]:
+    """Return a box's coordinates, innermost first, ``beyond`` elements from a tile's origin.
+
+    Of a ragged map (``runtime/maps.py``) the lines have two: how many of the box's are not there,
+    and the line behind the last one that is.
+    """
+    found = [_coordinate(kernel, o, b, scope) for o, b in zip(gmem.origin, beyond, strict=True)]
+    column, line, *others = reversed(found)
+    end = ragged_line(gmem)
+    if not end:
+        return [column, line, *others]
+    text, limit = kernel.text, kernel.addresses.integer(end)
+
+    def left() -> Scalar:
+        below = text.signed("min", text.subtract(limit, line), lines)
+        return text.signed("max", below, 0)
+
+    here = text.once(("ragged", line, end, lines), left)
+    return [column, text.subtract(lines, here), text.add(line, here), *others]
+
+
+def _coordinate(kernel: KernelCode, origin: Affine, beyond: int, scope: Scope) -> Scalar:
     """Return a coordinate of gmem, ``beyond`` elements from an origin."""
     known, terms = scope.split(origin)
     known += beyond
     key = ("tma", terms, known)
-    return str(kernel.text.once(key, lambda: kernel.addresses.sum(terms, scope, known)))
+    return kernel.text.once(key, lambda: kernel.addresses.sum(terms, scope, known))
 
 
 def prepare(kernel: KernelCode, body: tuple[Statement, ...], scope: Scope) -> None:

@@ -32,7 +32,7 @@ from tinygpu.codegen.emulator import Finding, Memory, Module, Report, TensorMap,
 from tinygpu.codegen.emulator.report import Array
 from tinygpu.codegen.kernel.smem import smem_plan
 from tinygpu.codegen.kernel.tensor_map import tensor_maps
-from tinygpu.codegen.runtime.maps import box_of, pitches_bytes
+from tinygpu.codegen.runtime.maps import seen
 from tinygpu.isa.memory import DTYPES
 from tinygpu.meaning.composition import part_of
 from tinygpu.meaning.inputs import drawn_ends
@@ -171,14 +171,11 @@ def _launched(
 ) -> Report:
     """Launch one kernel on arrays that lie at some places, which may be strided."""
     maps = [
-        TensorMap(
-            places[m.buffer], m.dtype, held.shape[::-1],
-            tuple(pitches_bytes(held.itemsize, held.shape, held.strides)),
-            box_of(m, held.shape), m.swizzle,
-        )
+        TensorMap(there.address, m.dtype, there.lengths, there.pitches, there.box, m.swizzle)
         for m in tensor_maps(program)
         for held in [arrays[m.buffer]]
-    ]  # fmt: skip
+        for there in [seen(m, places[m.buffer], held.itemsize, held.shape, held.strides)]
+    ]
     strides = {
         name: step // array.itemsize
         for buffer in program.buffers

@@ -15,7 +15,7 @@ from tinygpu.codegen.runtime.driver import call
 from tinygpu.codegen.runtime.views import WIDTHS
 from tinygpu.errors import KernelError
 
-__all__ = ["TensorMap", "box_of", "encode", "pitches_bytes"]
+__all__ = ["Seen", "TensorMap", "encode", "pitches_bytes", "seen"]
 
 _MAP_BYTES = 128
 _MAP_TYPES = {
@@ -35,7 +35,8 @@ class TensorMap(NamedTuple):
     """A map of the array ``buffer``: ``box`` in elements, contiguous dimension first.
 
     The dimensions that a box does not move along, as a batch's, are 1 in it.  ``rest``: the box has
-    only the lines that are left of the array where whole boxes of so many lines end.
+    only the lines that are left of the array where whole boxes of so many lines end.  ``ragged``: a
+    box ends at any line (see ``seen``).
     """
 
     buffer: str
@@ -43,10 +44,11 @@ class TensorMap(NamedTuple):
     box: tuple[int, ...]
     swizzle: int
     rest: bool = False
+    ragged: bool = False
 
     def __str__(self) -> str:
         box = " x ".join(map(str, self.box))
-        what = "the rest of boxes" if self.rest else "boxes"
+        what = "the rest of boxes" if self.rest else "ragged boxes" if self.ragged else "boxes"
         return f"{self.buffer}: {what} of {box}, {_SWIZZLES[self.swizzle]} swizzle"
 
 
@@ -68,15 +70,46 @@ def pitches_bytes(width: int, shape: Sequence[int], strides_bytes: Sequence[int]
     return pitches
 
 
-def box_of(tensor_map: TensorMap, shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the box of an array's map, contiguous dimension first.
+class Seen(NamedTuple):
+    """An array as a map sees it: all but the address innermost first, lengths and box in elements.
 
-    >>> box_of(TensorMap("a", "bf16", (64, 128), 3, rest=True), (300, 4096))
-    (64, 44)
+    ``pitches`` are the steps of all dimensions but the innermost, in bytes.
     """
+
+    address: int
+    lengths: tuple[int, ...]
+    pitches: tuple[int, ...]
+    box: tuple[int, ...]
+
+
+def seen(
+    tensor_map: TensorMap, address: int, width: int, shape: Sequence[int],
+    strides_bytes: Sequence[int],
+) -> Seen:  # fmt: skip
+    """Return an array as a map sees it; ``width`` is an element's bytes, the last stride is that.
+
+    Of a ragged map the lines are two dimensions of one pitch P, of H and of all lines and one more,
+    for boxes of H lines; and the address is H lines before the array's.  The box of coordinates
+    (H - r, first + r) is that of the lines from ``first`` on, of which only r are inside: those of
+    which the first coordinate is below H.  So a box may end at any line, and no other map is made.
+
+    >>> seen(TensorMap("a", "bf16", (64, 128), 3, rest=True), 0, 2, (300, 4096), (8192, 2)).box
+    (64, 44)
+    >>> seen(TensorMap("c", "bf16", (64, 128), 3, ragged=True), 2**40, 2, (300, 64), (128, 2))
+    Seen(address=1099511611392, lengths=(64, 128, 301), pitches=(128, 128), box=(64, 128, 1))
+
+    Source: Triton, "ragged TMA", for two dimensions of one pitch.
+    """
+    lengths = tuple(int(s) for s in reversed(shape))
+    pitches = tuple(pitches_bytes(width, shape, strides_bytes))
     inner, lines, *others = tensor_map.box
-    rest = shape[-2] % lines if tensor_map.rest else 0
-    return (inner, rest or lines, *others)
+    if tensor_map.ragged:
+        first, many, *more = lengths
+        apart, *further = pitches
+        lengths, pitches = (first, lines, many + 1, *more), (apart, apart, *further)
+        return Seen(address - lines * apart, lengths, pitches, (inner, lines, 1, *others))
+    rest = lengths[1] % lines if tensor_map.rest else 0
+    return Seen(address, lengths, pitches, (inner, rest or lines, *others))
 
 
 def encode(
@@ -86,10 +119,10 @@ def encode(
 
     ``strides`` count elements, the last is 1.  Raises KernelError for what the driver refuses.
     """
-    width, rank = WIDTHS[tensor_map.dtype], len(shape)
-    lengths = [int(s) for s in reversed(shape)]
-    pitches = pitches_bytes(width, shape, [int(s) * width for s in strides])
-    if odd := [p for p in (pointer, *pitches) if p % 16]:
+    width = WIDTHS[tensor_map.dtype]
+    array = seen(tensor_map, pointer, width, shape, [int(s) * width for s in strides])
+    rank = len(array.lengths)
+    if odd := [p for p in (pointer, *array.pitches) if p % 16]:
         raise KernelError(
             f"{tensor_map.buffer}: TMA needs an address and rows that are multiples of 16 B apart, "
             f"got {odd[0]}; pad the rows, or use the machine simt"
@@ -103,10 +136,10 @@ def encode(
         ctypes.c_void_p(held.ctypes.data),
         ctypes.c_int(_MAP_TYPES[tensor_map.dtype]),
         ctypes.c_uint32(rank),
-        ctypes.c_void_p(pointer),
-        (ctypes.c_uint64 * rank)(*lengths),
-        (ctypes.c_uint64 * rank)(*pitches, 0),
-        small(*box_of(tensor_map, shape)),
+        ctypes.c_void_p(array.address),
+        (ctypes.c_uint64 * rank)(*array.lengths),
+        (ctypes.c_uint64 * rank)(*array.pitches, 0),
+        small(*array.box),
         small(*(1,) * rank),
         ctypes.c_int(0),
         ctypes.c_int(tensor_map.swizzle),

@@ -36,8 +36,8 @@ from tinygpu.legality.reach import (
     origin_of,
     product,
 )
-from tinygpu.term.expression import Apply, Constant, Value, alike
-from tinygpu.term.groups import END, FIRST, GROUP, WHOLE, cuts_groups, slots, whole_value
+from tinygpu.term.expression import Apply, Constant, Value
+from tinygpu.term.groups import END, FIRST, GROUP, cuts_groups, slots
 from tinygpu.term.operation import LARGEST_SIZE
 from tinygpu.term.program import Access, Do, Exit, select
 
@@ -370,21 +370,17 @@ def _slot_of(
 ) -> tuple[str, Any] | None:
     """Return which variable of the grid counts slots in a dimension, and the rows of a slot.
 
-    A write begins at a slot's first row, and is asked whether it is below the group's end, or done
-    where the slot is whole: by the lemma of ``tinygpu.term.groups`` slots of full blocks are then
-    in the place of rows.
+    A write begins at a slot's first row, and is asked whether it is below the group's end: by the
+    lemma of ``tinygpu.term.groups`` slots of full blocks are then in the place of rows.
     """
     steps = dict(origin_of(context, access, dimension)[1])
     limited = bool(access.guard) and access.guard[dimension] == END
-    whole = WHOLE in place.above_zero
-    if context.groups is None or steps.get(FIRST) != 1 or not (limited or whole):
+    if context.groups is None or steps.get(FIRST) != 1 or not limited:
         return None
     values = {name: one for loop in place.tiles for name, one in loop.values}
     match values.get(GROUP):
         case Apply("slot_group", (_, _, Constant(block), Value(slot))) if slot in context.grid:
-            known = whole_value(block)
-            right = limited or (WHOLE in values and alike(values[WHOLE], known))
-            if right and cuts_groups(context.groups, slot, block, values):
+            if cuts_groups(context.groups, slot, block, values):
                 return slot, block
     return None
 

@@ -88,7 +88,6 @@ class Place:
     that one thread of the copy executes it.  ``beside``: the statements of the same body that
     write the same buffer in shared memory at the same index.  ``to_values``: the loops around it
     that run to a tile value; ``counts``: those from 0 to a number with a name, and the name.
-    ``above_zero``: numbers of which guards around it ask whether they are above 0.
     ``room``: by a loop's variable and the name of a number how many more than the variable the
     number is at least, by loops and guards.
     """
@@ -104,7 +103,6 @@ class Place:
     to_values: tuple[str, ...] = ()
     counts: tuple[tuple[str, str], ...] = ()
     room: tuple[tuple[str, str, Any], ...] = ()
-    above_zero: tuple[str, ...] = ()
 
     @property
     def threads(self) -> Any:
@@ -282,9 +280,6 @@ class Case:
                             tuple(s.var for s in fors if s.trips in own),
                             tuple((s.var, str(s.trips)) for s in fors if s.start == 0),
                             _room(around),
-                            tuple(
-                                s.above_zero for s in around if isinstance(s, When) and s.above_zero
-                            ),
                         )
                     )
         return Case(

@@ -18,7 +18,7 @@ from tinygpu.isa.memory import DTYPES, GMEM, L2, REGISTERS, SMEM
 from tinygpu.machines.tiles import ROW_BYTES, ring, tile_requirements
 from tinygpu.term.builder import Held, Kernel
 from tinygpu.term.expression import Expression, apply, value
-from tinygpu.term.groups import END, FIRST, WHOLE, whole_value
+from tinygpu.term.groups import END, FIRST
 from tinygpu.term.machine import Choice, Machine, Measured, Requirement, Value, instructions
 from tinygpu.term.operation import ACC, Operation
 from tinygpu.term.program import select
@@ -216,8 +216,6 @@ class Hopper(Machine):
             steps = value("k").ceildiv(self.tile_k)
             left = apply("max", value(END) - value(FIRST), 0)
             values["trips"] = steps * apply("min", left, 1)
-            if self.epilogue == "tma":  # a block of all its rows; of fewer, threads store them
-                values[WHOLE] = whole_value(lines)
         at = "l = bl," * batch + "g = which," * grouped
         at += "".join(f"{axis} = ({digits})," for axis, digits in place.items())
         at += "k = (rank_k kt tk)" if shared_k else "k = (kt tk)"
@@ -293,13 +291,7 @@ class Hopper(Machine):
                 if shared_k:
                     added["acc"] = k.cluster_sum(sums["acc"], over="rank_k", slices="peer")
                 with k.when(tile.trips >= 1) if grouped else nullcontext():
-                    if grouped and self.epilogue == "tma":
-                        with k.when(tile.whole >= 1):
-                            store.through_shared(added)
-                        with k.when(tile.whole < 1):
-                            store.direct(added)
-                    else:
-                        store.tile(added)
+                    store.tile(added)
             if self.epilogue == "tma":
                 with k.elect():
                     k.wait_group("bulk", 0, read=True)

@@ -37,13 +37,10 @@ from typing import Any
 from tinygpu.term.expression import Expression, alike, apply, value
 from tinygpu.term.operation import Groups
 
-__all__ = ["END", "FIRST", "GROUP", "WHOLE", "cuts_groups", "slot_values", "slots",
-           "whole_value"]  # fmt: skip
+__all__ = ["END", "FIRST", "GROUP", "cuts_groups", "slot_values", "slots"]
 
 GROUP, FIRST, END = "which", "first", "end"
 """Tile values: the group of a slot, the first of its rows, and the end of the group's rows."""
-WHOLE = "whole"
-"""Tile value: 1 where a slot has all its rows, else 0."""
 
 
 def slots(groups: Groups, block: Any) -> Expression:
@@ -60,12 +57,6 @@ def slot_values(groups: Groups, slot: str, block: Any) -> dict[str, Expression]:
     before = apply("slots_before", value(groups.ends), block, own)
     first = begin + apply("max", value(slot) - before, 0) * block  # never below: bounds see it
     return {GROUP: group, END: end, FIRST: apply("min", first, value(END))}
-
-
-def whole_value(block: Any) -> Expression:
-    """Return what tells whole slots from others, after the values of ``slot_values``."""
-    left = apply("max", value(END) - value(FIRST), 0)
-    return apply("min", apply("max", left - (block - 1), 0), 1)
 
 
 def cuts_groups(groups: Groups, slot: str, block: Any, values: dict[str, Expression]) -> bool:

@@ -149,6 +149,7 @@ class TensorInstructions(Arithmetic):
     def tma_store(self, part: Piece, tile: Piece | Array, *, by: Instruction = _TMA_STORE) -> None:
         """Copy a tile to global memory by TMA; ``k.commit("bulk")`` ends a group of such.
 
+        Of a tile whose lines end at a tile value those beyond it are not stored.
         ``by``: another instruction that takes a tile from shared memory, such as one that adds.
         """
         tile = piece_of(tile)
@@ -158,8 +159,9 @@ class TensorInstructions(Arithmetic):
         if any(digit not in place.steps for digit in slabs):
             text = f"tma_store: {array.name} has {slabs[0]}, and the pattern of {part.array.name}"
             raise error(f"{text} has not", part.array.name)
-        modes, guard = (column, row, *slabs), (True,) * len(part.array.axes)
-        there = replace(self._access(part, place, modes), thread=(), guard=guard)
+        modes = (column, row, *slabs)
+        guard = (g if isinstance(g, str) else True for g in place.guard)
+        there = replace(self._access(part, place, modes), thread=(), guard=tuple(guard))
         within = ((0, 1, 0), (1, 0, 0), (0, 0, 1)) if slabs else ((0, 1), (1, 0))
         read = Access(array.buffer, within, index=tile.whole_use)
         self._append(term.Do(by, there, (read,), self._digits.extents(modes)))
