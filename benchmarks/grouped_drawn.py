@@ -37,6 +37,8 @@ KINDS: Mapping[str, Mapping[str, Any]] = {
     "bias silu": {"dtype": "bf16", "bias": True, "activation": "silu"},
     "f16 to f32": {"dtype": "f16", "output": "f32"},
     "e4m3": {"dtype": "e4m3"},
+    "gate": {"dtype": "bf16", "gate": "silu"},
+    "e4m3 gate": {"dtype": "e4m3", "scales": True, "gate": "silu"},
 }
 
 

@@ -106,11 +106,11 @@ WALK_LINES = {
     "meaning": 5825,
     "legality": 7941,
     "time": 4956,
-    "tinygpu.codegen.emit kernel rules": 4208,
+    "tinygpu.codegen.emit kernel rules": 4245,
 }
 """The most lines of a walk."""
 
-LINES = 70800
+LINES = 71050
 """The most lines of the three folders together; without the emulator they are to be 40,000."""
 
 

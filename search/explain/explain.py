@@ -269,8 +269,8 @@ def _more(view: TimeView) -> str:
     if not view.others:
         return ""
     seconds = duration(sum(float(one.seconds) for one in view.others))
-    many = f"the first of {1 + len(view.others)} kernels"
-    return f"; it is {view.program.name}, {many}, the others take {seconds}"
+    which = f"kernel {view.place + 1} of {1 + len(view.others)}, which takes longest"
+    return f"; it is {view.program.name}, {which}; the others take {seconds}"
 
 
 def _launch(view: TimeView) -> str:

@@ -43,7 +43,7 @@ import numpy as np
 
 from tinygpu.devices.device import Device
 from tinygpu.search.time.breakdown import Breakdown, added
-from tinygpu.search.time.cost import Features, Placed, cost, features, predict
+from tinygpu.search.time.cost import Features, Placed, features, predict, slowest
 from tinygpu.search.time.pattern import lines, wavefronts
 from tinygpu.search.time.work import WARP, Event, Guard, Loop, Tree, returned
 from tinygpu.term.plan import Term, steps_of
@@ -81,8 +81,8 @@ class Mended:
 class TimeView:
     """A term at given sizes on a device: its features, its time, its pieces of work.
 
-    Of a plan it is the first kernel, whose work can be mended; ``others`` are the times of those
-    behind it, which its time has in it.
+    Of a plan it is the kernel that takes longest, whose work can be mended, at a ``place`` among
+    its kernels; ``others`` are the times of the others, which its time has in it.
     """
 
     program: Program
@@ -91,14 +91,15 @@ class TimeView:
     time: Breakdown
     nodes: tuple[TreeNode, ...]
     others: tuple[Breakdown, ...] = ()
+    place: int = 0
 
     @staticmethod
     def of(term: Term, sizes: Mapping[str, int], device: Device) -> TimeView:
         """Account for a term."""
-        (program, own), *more = steps_of(term, sizes)
+        place, others = slowest(term, sizes, device)
+        program, own = steps_of(term, sizes)[place]
         found = features(program, own, device)
-        others = tuple(cost(other, size, device) for other, size in more)
-        return TimeView(program, own, found, predict(found), (), others).seen(found)
+        return TimeView(program, own, found, predict(found), (), others, place).seen(found)
 
     def seen(self, found: Features) -> TimeView:
         """Look at it with features that may have been mended."""

@@ -81,7 +81,7 @@ from tinygpu.term.fields import require_known
 from tinygpu.term.plan import Term, steps_of
 from tinygpu.term.program import Program, select
 
-__all__ = ["Features", "Placed", "combined", "cost", "features", "predict"]
+__all__ = ["Features", "Placed", "combined", "cost", "features", "predict", "slowest"]
 
 Numbers = Any
 INSTRUCTION_BYTES = 16  # spec: since Volta
@@ -148,6 +148,18 @@ def cost(
         for program, own in steps_of(term, sizes)
     ]
     return found[0] if len(found) == 1 else added(found)
+
+
+def slowest(
+    term: Term, sizes: Mapping[str, int], device: Device
+) -> tuple[int, tuple[Breakdown, ...]]:
+    """Return which kernel takes longest, from 0, and the times of the others; of one kernel 0."""
+    steps = steps_of(term, sizes)
+    if len(steps) == 1:
+        return 0, ()
+    found = [cost(program, own, device) for program, own in steps]
+    place = max(range(len(found)), key=lambda i: float(found[i].seconds))
+    return place, (*found[:place], *found[place + 1 :])
 
 
 def features(

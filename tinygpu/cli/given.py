@@ -110,8 +110,11 @@ class Given:
         return require_legal(self.schedule, self.machine, self.problem, self.device)
 
     def kernel(self) -> tuple[Program, dict[str, int]]:
-        """Return the first kernel and its sizes: what is drawn, and explained, of a plan."""
-        return steps_of(self.program(), self.problem.sizes)[0]
+        """Return the kernel that is drawn and its sizes: of a plan the one that takes longest."""
+        from tinygpu.search.time.cost import slowest
+
+        term, sizes = self.program(), self.problem.sizes
+        return steps_of(term, sizes)[slowest(term, sizes, self.device)[0]]
 
     def computing(self) -> Meaning:
         """Return what was found of the term, which has it.
