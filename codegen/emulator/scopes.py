@@ -107,7 +107,7 @@ def transfer(
     """Move clocks between agents and the cells at ``places``, thread after thread."""
     if not (how.releases or cells or (writes and run.fenced)):
         return
-    domains, agents = run.agents_of(group.threads)
+    domains, agents = run.agents(group)
     keys = zip(domains.tolist(), agents.tolist(), places.tolist(), strict=True)
     for domain, agent, place in dict.fromkeys(keys):
         held, gives, cta = cells.get(place), Gives(), run.cta_of(domain, agent)
