@@ -62,8 +62,8 @@ class Accesses:
 
     def places(self, at: Array, width: int) -> Array:
         """Return the granules of accesses of ``width`` bytes: (n, pieces)."""
-        first = at // self.width
-        return first[:, None] + np.arange(max(1, width // self.width))
+        pieces = np.arange(max(1, width // self.width))
+        return (at // self.width + pieces[:, None]).T  # the long way inside, which is faster
 
     def last(self, what: str, places: Array) -> Array:
         """Return the stamps of all that are kept: (which of the last, *places)."""

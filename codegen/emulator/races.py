@@ -88,7 +88,7 @@ def check(
         held.settle()
     else:
         held.list_reads(part.at, width, left)
-    if writes or held.kept:
+    if writes or held.kept or held.grid is None:
         places = held.places(part.at, width)
         if every:
             places, rows = places.reshape(1, -1), rows[:: run.unit]
@@ -99,6 +99,8 @@ def check(
                 break
     if held.grid is None:
         held.did(kind, run.clocks.agents)[who] = True
+        if channels is None and (not writes or (how.updates and not how.replaces)):
+            _check_written(run, group, part.at, places, how)
     if writes:
         left = np.broadcast_to(np.reshape(left, (-1, 1)), places.shape)
         held.note(kind, places.reshape(-1), left.reshape(-1))
@@ -123,6 +125,25 @@ def check(
         cells = run.cells if held.grid is None else held.grid.cells
         transfer(run, group, part.start + part.at, cells, step, how, writes=writes)
     return step
+
+
+def _check_written(run: Run, group: Group, at: Array, places: Array, how: Semantics) -> None:
+    """Report reads of what nobody wrote; strong ones also of what was first written unordered."""
+    first = run.inside.first(places)
+    fresh = never = first == 0
+    if how.scope:
+        fresh = never | unknown(run, None, first, run.rows(group)[:, None], ORDER)
+    if run.code.reserved:  # the system has written there
+        fresh = fresh & (at % run.shared_bytes < run.own_bytes)[:, None]
+    if fresh.any():
+        i = int(np.argmax(fresh.any(1)))
+        offset, thread = int(at[i]) % run.shared_bytes, int(group.threads[i])
+        why = (
+            "which nobody wrote" if never[i].any() else "and nothing orders its first write before"
+        )
+        severity = "error" if how.scope else "warning"  # a plain load's value may not matter
+        message = f"reads shared byte {offset}, {why}"
+        run.find("uninitialised", message, who=thread, address=offset, severity=severity)
 
 
 def _known_to_all(run: Run, held: Accesses) -> int:

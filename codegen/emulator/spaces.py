@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from . import races
-from .clocks import ORDER, PROXIED
+from .clocks import PROXIED
 from .memory import FRAME, LOCAL, PARAM, SHARED, Part
 from .report import Array
 from .run import FIRST_SHARED, Group, Run
@@ -199,28 +199,8 @@ def _remotely(run: Run, group: Group, flat: Array, step: int) -> None:
 
 def check_read(run: Run, group: Group, flat: Array, width: int, how: Semantics = WEAK) -> None:
     """Hold generic reads of shared memory against the clocks."""
-    _fresh(run, group, flat, width, how)
     step = races.check(run, group, Part(None, flat, run.shared), width, how, writes=False)
     _remotely(run, group, flat, step)
-
-
-def _fresh(run: Run, group: Group, flat: Array, width: int, how: Semantics) -> None:
-    """Report reads of what nobody wrote; strong ones also of what was first written unordered."""
-    first = run.inside.first(run.inside.places(flat, width))
-    fresh = never = first == 0
-    if how.scope:
-        fresh = never | races.unknown(run, None, first, run.rows(group)[:, None], ORDER)
-    if run.code.reserved:  # the system has written there
-        fresh = fresh & (flat % run.shared_bytes < run.own_bytes)[:, None]
-    if fresh.any():
-        i = int(np.argmax(fresh.any(1)))
-        offset, thread = int(flat[i]) % run.shared_bytes, int(group.threads[i])
-        why = (
-            "which nobody wrote" if never[i].any() else "and nothing orders its first write before"
-        )
-        severity = "error" if how.scope else "warning"  # a plain load's value may not matter
-        message = f"reads shared byte {offset}, {why}"
-        run.find("uninitialised", message, who=thread, address=offset, severity=severity)
 
 
 def check_write(
@@ -228,8 +208,6 @@ def check_write(
     stored: tuple[Array, Array, Array] | None = None,
 ) -> None:  # fmt: skip
     """Hold generic writes of shared memory against the clocks, as ``races.check`` does."""
-    if how.updates and not how.replaces:
-        _fresh(run, group, flat, width, how)
     part = Part(None, flat, run.shared)
     step = races.check(run, group, part, width, how, writes=True, stored=stored)
     _remotely(run, group, flat, step)
