@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from .accesses import stamps
-from .clocks import FAR, FENCED, INITS, LIFE, ORDER, PROXIED, RESERVED
+from .clocks import FAR, FENCED, INITS, LIFE, ORDER, PROXIED, RESERVED, SC, SEEN
 from .decoder import Action, Builder, Control, Decoder, Source, Target, together
 from .map_objects import acquire as acquire_map
 from .memory import SHARED, Part
@@ -545,7 +545,7 @@ def _acquire(run: Run, barrier: Mbarrier, group: Group, *, relaxed: bool) -> Non
     clock = barrier.released
     if relaxed:
         clock = clock.copy()
-        clock[[ORDER, PROXIED, FENCED, FAR]] = -1
+        clock[[ORDER, PROXIED, FENCED, SC, SEEN, FAR]] = -1
     run.clocks.acquire(*run.members(group), clock)
 
 

@@ -8,10 +8,11 @@ which of its steps everything is ordered before what its holder does next; relea
 acquire join clocks.  An access is free of races if the last write of each granule (and, for a
 write, each agent's last read) is within the clock of whoever accesses it.
 
-There are six clocks: ``ORDER``; ``PROXIED``, what a fence.proxy.async lies behind, which is what
+There are eight clocks: ``ORDER``; ``PROXIED``, what a fence.proxy.async lies behind, which is what
 an access through the asynchronous proxy may know of generic writes; ``FENCED``, the same of global
 memory; ``INITS``, what a fence.mbarrier_init has published of barriers' initialisation; ``TENSOR``,
-see tcgen05.py; ``LIFE``, what even relaxed barriers tell of, which is enough to end.
+see tcgen05.py; ``LIFE``, what even relaxed barriers tell of, which is enough to end; ``SC``, what
+a fence.sc of the GPU's scope lies behind, and ``SEEN``, what the next one makes known (scopes.py).
 
 Of other domains little is known, mostly nothing: row ``FAR`` has, as its first number, which of
 ``Clocks.afar`` it is.  What goes from domain to domain is *knowledge*: clocks by domain, counted
@@ -35,12 +36,12 @@ import numpy as np
 from .report import Array
 
 __all__ = [
-    "ALL_BEFORE", "EARLIER", "FAR", "FENCED", "INITS", "LIFE", "ORDER", "PROXIED", "RESERVED",
-    "TENSOR", "Clocks", "Knowledge", "merged",
+    "ALL_BEFORE", "EARLIER", "FAR", "FENCED", "INITS", "LIFE", "ORDER", "PROXIED", "RESERVED", "SC",
+    "SEEN", "TENSOR", "Clocks", "Knowledge", "merged",
 ]  # fmt: skip
 
-ORDER, PROXIED, FENCED, INITS, TENSOR, LIFE, FAR = range(7)
-_KINDS = 7
+ORDER, PROXIED, FENCED, INITS, TENSOR, LIFE, SC, SEEN, FAR = range(9)
+_KINDS = 9
 Knowledge = Mapping[int, Array]
 EARLIER = -1
 """The domain that stands for all of the kernel before, in knowledge."""
@@ -199,7 +200,7 @@ class Clocks:
         for domain in domains.tolist() if len(self.afar) > 1 else ():
             far = self._together(self.clocks[FAR, domain, agents, 0].tolist())
             self.clocks[FAR, domain, agents, 0] = far
-        block = np.ix_(np.array([ORDER, PROXIED, FENCED, INITS, LIFE]), domains, agents)
+        block = np.ix_(np.array([ORDER, PROXIED, FENCED, INITS, LIFE, SC, SEEN]), domains, agents)
         known = self.clocks[block].max(2)
         known[ORDER][:, agents] = step
         self.clocks[block] = known[:, :, None]
@@ -214,13 +215,34 @@ class Clocks:
         self.clocks[ORDER, domain, agents, channel] = np.maximum(known, step)
 
     def fence(self, domain: int, agents: Sequence[int], step: int, clock: int) -> None:
-        """Add all that these agents know to a clock: ``PROXIED``, ``FENCED`` or ``INITS``."""
+        """Add all that these agents know to a clock: ``PROXIED``, ``FENCED``, ``INITS``, ``SC``."""
         known = self.clocks[ORDER, domain, agents].copy()
         known[np.arange(len(agents)), agents] = step
         self.clocks[clock, domain, agents] = np.maximum(self.clocks[clock, domain, agents], known)
-        for agent in agents if clock == FENCED else ():
-            if (number := int(self.clocks[FAR, domain, agent, 0])) > 0:
-                far = {d: c.copy() for d, c in self.afar[number].items()}
-                for c in far.values():
-                    c[FENCED] = np.maximum(c[FENCED], c[ORDER])
-                self.clocks[FAR, domain, agent, 0] = self._numbered((FENCED, number), far)
+        for agent in agents if clock in (FENCED, SC) else ():
+            self._add_afar(domain, agent, ORDER, clock)
+
+    def _add_afar(self, domain: int, agent: int, of: int, to: int) -> None:
+        """Add what a clock knows of other domains to another one."""
+        if (number := int(self.clocks[FAR, domain, agent, 0])) > 0:
+            far = {d: c.copy() for d, c in self.afar[number].items()}
+            for c in far.values():
+                c[to] = np.maximum(c[to], c[of])
+            self.clocks[FAR, domain, agent, 0] = self._numbered((of, to, number), far)
+
+    def behind_fences(self, domain: int, agent: int) -> Knowledge:
+        """Return what lies behind a fence.sc, as what who reads a store of this agent has seen."""
+        mine = self.clocks[:, domain, agent]
+        found = {**self.afar[max(0, mine[FAR, 0])], self.first + domain: mine}
+        made: dict[int, Array] = {}
+        for d, clock in found.items():
+            if (clock[SC] >= 0).any():
+                made[d] = np.full_like(clock, -1)
+                made[d][SEEN] = clock[SC]
+        return made
+
+    def know_seen(self, domain: int, agent: int) -> None:
+        """Let an agent know what it has seen of others' fence.sc."""
+        known = self.clocks[:, domain, agent]
+        known[ORDER] = np.maximum(known[ORDER], known[SEEN])
+        self._add_afar(domain, agent, SEEN, ORDER)

@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 
 from .accesses import Accesses, Grid
-from .clocks import FAR, FENCED, ORDER, PROXIED, Clocks, Knowledge
+from .clocks import FAR, FENCED, ORDER, PROXIED, SC, SEEN, Clocks, Knowledge
 from .memory import Memory
 from .parser import Instruction
 from .report import Array, Finding, Numbers
@@ -123,12 +123,16 @@ Gives = dict[tuple[int, int], tuple[int, Knowledge]]
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """The last strong write of a place: its scope, CTA and agent of the grid; what it gives."""
+    """The last strong write of a place: its scope, CTA and agent of the grid; what it gives.
+
+    ``seen`` is what it gives to a later fence.sc of who reads it.
+    """
 
     scope: int
     cta: int
     writer: tuple[int, int]
     gives: Gives
+    seen: Knowledge
 
 
 LANES, COLUMNS = 128, 512  # spec: tensor memory
@@ -565,7 +569,7 @@ class Run:
         """Return what an arrival publishes; a relaxed one only what its agents have fenced."""
         clock = self.clocks.snapshot(domain, agents, step)
         if relaxed:
-            clock[[ORDER, PROXIED, FENCED, FAR]] = -1
+            clock[[ORDER, PROXIED, FENCED, SC, SEEN, FAR]] = -1
             for agent in agents:
                 for known in self.fenced.get((domain, agent), {}).values():
                     clock = self.clocks.join(clock, self.clocks.recall(domain, known))
