@@ -37,7 +37,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.peers import write_tree
 from tinygpu.codegen.emulator.checking import argument, check, orders
+from tinygpu.codegen.run.provenance import provenance
 from tinygpu.errors import TinyGpuError
 
 __all__ = ["indigo", "listed", "main", "summary", "told"]
@@ -162,9 +164,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         row["found"].append([launch.get("input", ""), found])
     limited.end()
     total = summary([*rows.values()])
-    given.out.write_text(
-        json.dumps({"summary": total, "rows": [*rows.values()]}, indent=1), encoding="utf-8"
-    )
+    record = provenance(f"python -m benchmarks.races_of_others {given.folder}")
+    write_tree(given.out, {"provenance": record, "summary": total, "rows": [*rows.values()]})
     sys.stdout.write(f"{json.dumps(total)}\n")
 
 

@@ -16,7 +16,7 @@ import tinygpu.codegen.emulator
 from tests.ptx_runs import run_matmul, term_of
 from tests.test_ptx_kernels import SMALL
 from tinygpu.codegen.emit import emit
-from tinygpu.codegen.emulator import Memory, Module, launch
+from tinygpu.codegen.emulator import Memory, Module, accesses, launch
 from tinygpu.codegen.emulator.accesses import PARTY, Accesses, stamps, step_in
 from tinygpu.codegen.emulator.clocks import ORDER, PROXIED, Clocks
 from tinygpu.codegen.emulator.parser import parse, split
@@ -219,3 +219,23 @@ def test_reads_that_all_know_are_forgotten() -> None:
     held.forget(5)
     held.settle()
     assert held.last("read", np.array([0]))[:, 0].tolist() == [0, int(stamps(2, 0, step=6))]
+
+
+def test_no_reader_is_lost_where_many_reads_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of shared memory they are noted before there are too many."""
+    text = """.version 8.0
+    .target sm_90
+    .address_size 64
+    .visible .entry k() {
+      .reg .u32 %r<4>; .reg .pred %p; .shared .align 4 .b8 held[4];
+      mov.u32 %r0, %tid.x; mov.u32 %r1, held; setp.eq.u32 %p, %r0, 0;
+      @%p st.shared.u32 [%r1], 0; bar.sync 0;
+      setp.eq.u32 %p, %r0, 63; @%p ld.shared.u32 %r2, [%r1];
+      setp.lt.u32 %p, %r0, 32; @!%p bra E; bar.warp.sync 0xffffffff;
+      ld.shared.u32 %r2, [%r1]; ld.shared.u32 %r2, [%r1];
+      bar.warp.sync 0xffffffff; setp.eq.u32 %p, %r0, 0; @%p st.shared.u32 [%r1], 1;
+      E: ret; }"""
+    for most in (1 << 21, 40, 1):
+        monkeypatch.setattr(accesses, "_MOST_LISTED", most)
+        [found] = launch(Module.parse(text), "k", 1, 64, [], Memory()).findings
+        assert "lane 31 of warp 1 of CTA 0 read" in found.message

@@ -24,10 +24,10 @@ from .report import Array
 from .run import COLUMNS, WARP, Group, Run
 from .scopes import CLUSTER, GPU, WEAK, Semantics, transfer
 
-__all__ = ["check", "check_map", "equal_values", "fence_map", "of_one_warp", "unknown"]
+__all__ = ["check", "check_map", "fence_map", "unknown"]
 
 
-def equal_values(index: Array, values: Array, held: Array, *, at_once: bool) -> bool:
+def _equal_values(index: Array, values: Array, held: Array, *, at_once: bool) -> bool:
     """Whether stores that meet have the values that are there, or (at once) the same."""
     if not at_once:
         return bool((held == values).all())
@@ -35,7 +35,7 @@ def equal_values(index: Array, values: Array, held: Array, *, at_once: bool) -> 
     return bool((values == values[first][back]).all())
 
 
-def of_one_warp(group: Group, index: Array) -> bool:
+def _of_one_warp(group: Group, index: Array) -> bool:
     """Whether each place is of one warp: one of its lanes' stores is done, by the CUDA guide."""
     warps = group.threads // WARP
     places = len(np.unique(index))
@@ -82,6 +82,8 @@ def check(
     who, rows = _parties(run, held.grid, group, channels), run.rows(group)[:, None]
     left, found, what = stamps(who, how.scope, step=step), None, ""
     kind = "read" if not writes else "update" if how.scope else "write"
+    if held.grid is None:
+        held.did(kind, run.clocks.agents)[who] = True
     if writes:
         if held.listed and held.grid is None and not run.code.proxies:
             held.forget(_known_to_all(run, held))
@@ -97,10 +99,9 @@ def check(
             found = _unordered(run, held, what, places, rows, how, by, mine)
             if found is not None:
                 break
-    if held.grid is None:
-        held.did(kind, run.clocks.agents)[who] = True
-        if channels is None and (not writes or (how.updates and not how.replaces)):
-            _check_written(run, group, part.at, places, how)
+    reads = not writes or (how.updates and not how.replaces)
+    if held.grid is None and channels is None and reads:
+        _check_written(run, group, part.at, places, how)
     if writes:
         left = np.broadcast_to(np.reshape(left, (-1, 1)), places.shape)
         held.note(kind, places.reshape(-1), left.reshape(-1))
@@ -117,8 +118,8 @@ def check(
     if found is not None:
         at_once = step_in(found[2]) == step
         did = "read" if what == "read" and not at_once else "wrote"
-        equal = not how.scope and stored is not None and equal_values(*stored, at_once=at_once)
-        if not (equal and at_once and stored and of_one_warp(group, stored[0])):
+        equal = not how.scope and stored is not None and _equal_values(*stored, at_once=at_once)
+        if not (equal and at_once and stored and _of_one_warp(group, stored[0])):
             does = does or ("writes" if writes else "reads")
             _tell(run, held, part, how, by, found, does, did, equal=equal)
     if how.scope and channels is None:
