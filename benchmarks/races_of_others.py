@@ -164,7 +164,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         row["found"].append([launch.get("input", ""), found])
     limited.end()
     total = summary([*rows.values()])
-    record = provenance(f"python -m benchmarks.races_of_others {given.folder}")
+    inputs = f" --indigo {given.indigo.name}" if given.indigo else ""
+    record = provenance(f"python -m benchmarks.races_of_others {given.folder.name}{inputs}")
     write_tree(given.out, {"provenance": record, "summary": total, "rows": [*rows.values()]})
     sys.stdout.write(f"{json.dumps(total)}\n")
 
