@@ -4,7 +4,8 @@ Each named point of each machine multiplies 256 x 256 x 256, and is checked; asy
 complete late.  Each has a process of its own, held on one core: a row has its CPU and wall time of
 emitting, parsing and running, warps' instructions, and the process's peak resident memory, of which
 ``imports`` is what it takes before.  ``load`` is the machine's load before the first and after the
-last row; CPU time depends little on it, wall time much.
+last row; CPU time depends little on it, wall time much.  ``rate`` is how many instructions of warps
+a second (of CPU time) the launch alone of a tiled product of 1024 x 1024 x 1024 has.
 
 It writes ``interpreter_speed.json``.
 """
@@ -21,17 +22,21 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks.memory import peak_mib
 from benchmarks.peers import FOLDER, write_tree
 from benchmarks.speed import cpu
-from tinygpu.codegen.run.interpretation import interpret
+from tinygpu.codegen.emit import emit
+from tinygpu.codegen.emulator import Module
+from tinygpu.codegen.run.interpretation import execute, interpret, unwritten_outputs
 from tinygpu.codegen.run.provenance import provenance
 from tinygpu.errors import ProgramError, TinyGpuError
 from tinygpu.machines import MACHINES, ampere, blackwell, hopper, simt
 from tinygpu.term.machine import Chosen
 from tinygpu.term.operation import matmul
 
-__all__ = ["POINTS", "SIZES", "main", "measured", "points"]
+__all__ = ["POINTS", "SIZES", "main", "measured", "points", "rate"]
 
 SIZES = {"m": 256, "n": 256, "k": 256}
 POINTS = {
@@ -73,6 +78,26 @@ def measured(machine: str, point: str) -> dict[str, Any]:
     }
 
 
+def rate(size: int = 1024) -> dict[str, Any]:
+    """Return how fast the SIMT point ``tuned`` runs, which multiplies cubes of ``size``."""
+    sizes, operation = dict.fromkeys("mnk", size), matmul("f32")
+    program = MACHINES["simt"].program(operation, Chosen(simt.LADDER["tuned"]))
+    module = Module.parse(emit(program, "sm_90a", sizes, unchecked=True))
+    rng, shapes = np.random.default_rng(0), operation.shapes(sizes)
+    arrays = {o.name: rng.standard_normal(shapes[o.name], np.float32) for o in operation.inputs}
+    arrays |= unwritten_outputs(program, shapes)
+    seconds = time.process_time()
+    report = execute(program, sizes, arrays, module)
+    seconds = time.process_time() - seconds
+    issued = sum(report.instruction_counts.values())
+    if report.findings:
+        raise ProgramError(f"simt tuned: {report.findings[0]}")
+    return {
+        "machine": "simt", "point": "tuned", "size": size, "instructions": issued,
+        "cpu_seconds": round(seconds, 3), "million_a_second": round(issued / seconds / 1e6, 2),
+    }  # fmt: skip
+
+
 def _on_one_core() -> None:
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
@@ -96,9 +121,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     f"{row['machine']} {row['point']}: {row['cpu_seconds']} s, {row['peak_mib']} "
                     f"MiB of which {row['imports_mib']} before\n"
                 )
+            fastest = pool.submit(rate).result()
+        sys.stdout.write(f"{fastest['million_a_second']} M instructions of warps a second\n")
         load.append(round(os.getloadavg()[0], 2))
         record = provenance(" ".join(("python -m benchmarks.interpreter_speed", *words)))
         tree = {"provenance": {**record, "cpu": cpu(), "load": load}, "sizes": SIZES, "rows": rows}
+        tree["rate"] = fastest
         write_tree(given.out / "interpreter_speed.json", tree)
     except TinyGpuError as error:
         sys.exit(str(error))

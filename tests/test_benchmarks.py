@@ -346,6 +346,7 @@ def test_interpreter_speed() -> None:
     assert {(r["machine"], r["point"]) for r in tree["rows"]} <= {*interpreter_speed.points()}
     assert max(r["cpu_seconds"] for r in tree["rows"]) < 10
     assert max(r["peak_mib"] for r in tree["rows"]) < 512
+    assert interpreter_speed.rate(128)["million_a_second"] > 0.01
 
 
 def test_families(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -186,3 +186,20 @@ def test_speed() -> None:
     """Lanes are done at once: ten times what one after the other gives, on a busy machine too."""
     for operation in OPERATIONS:
         assert rate(operation, "bins", lanes=True) > 2
+
+
+@pytest.mark.parametrize("barrier", [True, False])
+def test_a_barrier_orders_strong_reads_before_a_plain_store(barrier: bool) -> None:
+    text = f""".version 8.0
+    .target sm_90
+    .address_size 64
+    .visible .entry k() {{
+      .reg .u32 %r<4>; .reg .pred %p; .shared .align 4 .b8 flag[4];
+      mov.u32 %r0, %tid.x; mov.u32 %r1, flag; setp.eq.u32 %p, %r0, 0;
+      @%p st.shared.u32 [%r1], 0;
+      bar.sync 0;
+      ld.volatile.shared.u32 %r2, [%r1];
+      {"bar.sync 0;" * barrier}
+      @%p st.shared.u32 [%r1], 1; ret; }}"""
+    report = launch(Module.parse(text), "k", 1, 64, [], Memory())
+    assert report.kinds == (set() if barrier else {"race"})

@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.ptx_agreement import THREADS, _differs, _interpreted, _text
+from benchmarks.ptx_agreement import THREADS, differs
+from benchmarks.ptx_agreement_cases import interpreted, text_of
 from tests.sample import draws
 from tinygpu.codegen.emulator.values import TYPES, fma, quotient, root, rounded
 
@@ -49,9 +50,9 @@ def test_what_differed_is_as_on_the_gpu() -> None:
             for slot, word in given_words.items():
                 words[thread, int(slot)] = int(word, 16)
         store = f"st.global.{kind} [%u64_126+0], %{result};"
-        found = _interpreted(_text("sm_90a", [line, store], 1), words, 1)[: len(each), 0].copy()
+        found = interpreted(text_of("sm_90a", [line, store], 1), words, 1)[: len(each), 0].copy()
         wanted = np.array([gpu for _, gpu in each], np.uint64)
-        wrong += [(line, each[n]) for n in _differs(line, found, wanted)]
+        wrong += [(line, each[n]) for n in differs(line, found, wanted)]
     assert wrong == []
     assert len(cases) > 80
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
+from unittest.mock import patch
 
 import ml_dtypes
 import numpy as np
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tests.sample import draws
-from tinygpu.codegen.emulator import Memory, Module, launch
+from tinygpu.codegen.emulator import Memory, Module, launch, values
 from tinygpu.codegen.emulator.values import TYPES
 
 Array = NDArray[Any]
@@ -373,3 +374,22 @@ def test_functions(name: str, function: Callable[[Array], Array]) -> None:
     x = np.linspace(0.01, 20, 96).astype(TYPES[kind])
     got = compute(f"{name} %y, %x0", kind, [x], kind)
     np.testing.assert_array_equal(got, function(x.astype(np.float64)).astype(TYPES[kind]))
+
+
+@given(st.integers(0, 2**32), st.booleans())
+def test_the_short_way_of_fma_is_the_long_one(seed: int, flush: bool) -> None:
+    """One lane at a time: where several do it together, one that may be wrong stops all."""
+    rng = np.random.default_rng(seed)
+    odd = [0, 1 << 31, 1, 0x800000, 0x7FFFFF, 0x3F800000, 0x7F7FFFFF, 0x33800000, 0x7F800000]
+    words = rng.integers(0, 1 << 32, (40, 3), np.uint32)
+    words = np.where(rng.random(words.shape) < 0.5, rng.choice(odd, words.shape), words)
+    taken = 0
+    for a, b, c in words.astype(np.uint32).view(np.float32)[:, :, None]:
+        with np.errstate(all="ignore"):
+            short = values.single(a, b, c)
+            with patch.object(values, "single", lambda *given: None):
+                long = values.fma(a, b, c, "rn", "f32", flush=flush)
+        if short is not None:
+            taken += 1
+            assert short.tobytes() == long.tobytes() or np.isnan([short, long]).all()
+    assert taken

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,9 +16,11 @@ import tinygpu.codegen.emulator
 from tests.ptx_runs import run_matmul, term_of
 from tests.test_ptx_kernels import SMALL
 from tinygpu.codegen.emit import emit
-from tinygpu.codegen.emulator import Memory, Module, launch
+from tinygpu.codegen.emulator import Memory, Module, accesses, launch
+from tinygpu.codegen.emulator.accesses import PARTY, Accesses, stamps, step_in
 from tinygpu.codegen.emulator.clocks import ORDER, PROXIED, Clocks
 from tinygpu.codegen.emulator.parser import parse, split
+from tinygpu.codegen.emulator.races import unknown
 from tinygpu.errors import ProgramError
 from tinygpu.machines.hopper import STARTS
 
@@ -144,13 +148,24 @@ def test_same_seed_same_run() -> None:
     assert counts[0] == counts[1]
 
 
+def _unknown(clocks: Clocks, held: Accesses, granule: int, agent: int, by: int = ORDER) -> bool:
+    """Whether an agent does not know of a granule's last write, by one of its clocks."""
+    run: Any = SimpleNamespace(clocks=clocks)
+    left, rows = held.last("write", np.array([[granule]])), clocks.rows(0, np.array([[agent]]))
+    return bool(unknown(run, None, left, rows, by).any())
+
+
+def _write(held: Accesses, granule: int, agent: int, step: int) -> None:
+    held.note("write", np.array([granule]), stamps(np.array([agent]), 0, step=step))
+
+
 @given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 2), st.booleans()), max_size=30))
 def test_clocks_agree_with_a_graph(actions: list[tuple[int, int, bool]]) -> None:
     """A read conflicts exactly if no path of program order and barriers leads to it."""
-    clocks = Clocks(domains=1, units=3, granules=3)
+    clocks, held = Clocks(domains=1, units=3), Accesses(None, 3, 4)
     after: dict[int, set[int]] = {w: set() for w in (1, 2, 3)}  # what each warp's next comes after
     writer: dict[int, tuple[int, int]] = {}
-    for step, (warp, granule, writes) in enumerate(actions):
+    for step, (warp, granule, writes) in enumerate(actions, 1):
         if granule == 2:  # a barrier of this warp and the next one
             pair = [warp, warp % 3 + 1]
             clocks.acquire(0, pair, clocks.snapshot(0, pair, step))
@@ -158,43 +173,69 @@ def test_clocks_agree_with_a_graph(actions: list[tuple[int, int, bool]]) -> None
             for w in pair:
                 after[w] = set(union)
             continue
-        rows = clocks.rows(0, np.array([warp]))
         if writes:
-            clocks.write(np.array([granule]), rows, step)
+            _write(held, granule, warp, step)
             writer[granule] = (warp, step)
-        else:
-            found = clocks.read(np.array([granule]), rows, step)
-            last = writer.get(granule)
-            ordered = last is None or last[0] == warp or last[1] in after[warp]
-            assert (found is None) == ordered
+        elif granule in writer:
+            last = writer[granule]
+            ordered = last[0] == warp or last[1] in after[warp]
+            assert _unknown(clocks, held, granule, warp) != ordered
         after[warp].add(step)
 
 
 def test_a_fence_is_carried_by_barriers() -> None:
     """Fenced before the barrier: known to the asynchronous proxy; after it, by whoever fences."""
     for who, when, proxied in ((1, "before", True), (2, "after", True), (1, "after", False)):
-        clocks = Clocks(domains=1, units=2, granules=1)
-        clocks.write(np.array([0]), clocks.rows(0, np.array([1])), 0)
+        clocks, held = Clocks(domains=1, units=2), Accesses(None, 1, 4)
+        _write(held, 0, 1, step=1)
         if when == "before":
-            clocks.fence(0, [who], 1, PROXIED)
-        clocks.acquire(0, [1, 2], clocks.snapshot(0, [1, 2], 2))
+            clocks.fence(0, [who], 2, PROXIED)
+        clocks.acquire(0, [1, 2], clocks.snapshot(0, [1, 2], 3))
         if when == "after":
-            clocks.fence(0, [who], 3, PROXIED)
-        found = clocks.read(np.array([0]), clocks.rows(0, np.array([2])), 4, by=PROXIED)
-        assert (found is None) == proxied
-        assert found is None or found.kind == "proxy"
+            clocks.fence(0, [who], 4, PROXIED)
+        assert _unknown(clocks, held, 0, 2, PROXIED) != proxied
+        assert not _unknown(clocks, held, 0, 2)
         assert clocks.clocks[ORDER, 0, 2, 1] >= clocks.clocks[PROXIED, 0, 2, 1]
 
 
-def test_reads_are_kept_when_channels_come() -> None:
-    """Room for more agents does not forget who read what."""
-    clocks = Clocks(domains=1, units=2, granules=4)
-    assert clocks.read(np.array([3]), clocks.rows(0, np.array([1])), 5) is None
-    for n in range(100):
-        clocks.channel(0, f"queue {n}", asynchronous=True)
-    first, second = (clocks.rows(0, np.array([n])) for n in (1, 2))
-    assert clocks.write(np.array([2]), second, 6) is None
-    found = clocks.write(np.array([3]), second, 7)
-    assert found is not None
-    assert (found.kind, found.what, found.other, found.other_step) == ("race", "read", 1, 5)
-    assert clocks.write(np.array([1]), first, 8) is None
+def test_every_reader_of_shared_memory_is_kept() -> None:
+    """Also when there is room for more agents; of global memory three are."""
+    held, step, reader = Accesses(None, 4, 4), 5, np.array([12])
+    for agents, agent in ((8, 1), (8, 2), (8, 3), (8, 4), (100, 90)):
+        held.did("read", agents)[agent] = True
+        held.list_reads(reader, 4, stamps(np.array([agent]), 0, step=step))
+        held.settle()
+    last = held.last("read", np.array([3]))[:, 0]
+    assert [int(s & PARTY) for s in last] == [1, 2, 3, 4, 90]
+    assert {int(step_in(s)) for s in last} == {step}
+    assert not held.last("read", np.array([2])).any()
+
+
+def test_reads_that_all_know_are_forgotten() -> None:
+    held = Accesses(None, 4, 4)
+    held.did("read", 8)[1:3] = True
+    for step in (5, 6):
+        held.list_reads(np.array([0]), 4, stamps(np.array([step - 4]), 0, step=step))
+    held.forget(5)
+    held.settle()
+    assert held.last("read", np.array([0]))[:, 0].tolist() == [0, int(stamps(2, 0, step=6))]
+
+
+def test_no_reader_is_lost_where_many_reads_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of shared memory they are noted before there are too many."""
+    text = """.version 8.0
+    .target sm_90
+    .address_size 64
+    .visible .entry k() {
+      .reg .u32 %r<4>; .reg .pred %p; .shared .align 4 .b8 held[4];
+      mov.u32 %r0, %tid.x; mov.u32 %r1, held; setp.eq.u32 %p, %r0, 0;
+      @%p st.shared.u32 [%r1], 0; bar.sync 0;
+      setp.eq.u32 %p, %r0, 63; @%p ld.shared.u32 %r2, [%r1];
+      setp.lt.u32 %p, %r0, 32; @!%p bra E; bar.warp.sync 0xffffffff;
+      ld.shared.u32 %r2, [%r1]; ld.shared.u32 %r2, [%r1];
+      bar.warp.sync 0xffffffff; setp.eq.u32 %p, %r0, 0; @%p st.shared.u32 [%r1], 1;
+      E: ret; }"""
+    for most in (1 << 21, 40, 1):
+        monkeypatch.setattr(accesses, "_MOST_LISTED", most)
+        [found] = launch(Module.parse(text), "k", 1, 64, [], Memory()).findings
+        assert "lane 31 of warp 1 of CTA 0 read" in found.message

@@ -7,7 +7,7 @@ import pytest
 
 from tests.ptx_scoped import PAIRS, START, Pair, run
 from tests.sample import SOAK
-from tinygpu.codegen.emulator import Memory, Module, launch
+from tinygpu.codegen.emulator import Memory, Module, Report, launch
 
 ORDERS = [("late", 0), ("early", 0), *(("random", seed) for seed in range(20 if SOAK else 3))]
 IN_SOME = ("a grid barrier that one CTA does not wait at",)
@@ -99,3 +99,52 @@ def test_a_load_that_a_cas_checks() -> None:
     report = launch(Module.parse(text), "k", 2, 64, given, memory)
     assert x[0] == 128
     assert {(f.kind, f.severity) for f in report.findings} == {("race", "warning")}
+
+
+def last_of_all(give: str, take: str, *, behind: str = "", load: str = "") -> Report:
+    """CTAs whose threads all write, fence and meet; one of each counts; the last one reads all."""
+    text = f"""{START}
+        mad.wide.u32 %d0, %g, 4, %x; st.global.u32 [%d0], %g;
+        {give} bar.sync 0; @!%lead bra C;
+        {behind} atom.relaxed.gpu.global.inc.u32 %r1, [%f], 1000; {load}
+        st.shared.u32 [%s], %r1;
+        C: bar.sync 0;
+        ld.shared.u32 %r1, [%s]; setp.ne.u32 %p2, %r1, 5; @%p2 bra E;
+        {take}
+        mov.u64 %d1, %x; mov.u32 %r3, 0;
+        L: ld.global.u32 %r4, [%d1]; add.u32 %r9, %r9, %r4; add.u64 %d1, %d1, 4;
+        add.u32 %r3, %r3, 1; setp.lt.u32 %p3, %r3, 384; @%p3 bra L;
+        st.global.u32 [%own + 2048], %r9;
+        E: ret; }}"""
+    memory = Memory()
+    arrays = [np.zeros(1024, np.uint32), np.zeros(1, np.uint32), np.zeros(1, np.uint32)]
+    given = [memory.allocate(a) for a in arrays]
+    report = launch(Module.parse(text), "k", 6, 64, given, memory)
+    assert (arrays[0][512 : 512 + 64] == 384 * 383 // 2).all()
+    return report
+
+
+@pytest.mark.parametrize(("give", "take", "behind", "right"), [
+    ("membar.gl;", "membar.gl;", "", True),  # __threadfence(), as nvcc 13 has it
+    ("fence.sc.gpu;", "fence.sc.sys;", "", True),
+    ("fence.acq_rel.gpu;", "fence.acq_rel.gpu;", "", False),  # the counter's is too early
+    ("fence.acq_rel.gpu;", "membar.gl;", "", False),
+    ("membar.gl;", "fence.acq_rel.gpu;", "", False),
+    ("membar.cta;", "membar.gl;", "", False),
+    ("membar.gl;", "", "", False),
+    ("", "membar.gl;", "", False),
+    ("", "membar.gl;", "membar.gl;", True),
+    ("", "fence.acq_rel.gpu;", "fence.acq_rel.gpu;", False),  # behind the counter it is another's
+])  # fmt: skip
+def test_fences_by_all_then_a_barrier_then_one_counts(
+    give: str, take: str, behind: str, right: bool
+) -> None:
+    """Fences of sequential consistency are in one order; a release is its own thread's."""
+    report = last_of_all(give, take, behind=behind)
+    assert report.kinds == (set() if right else {"race"})
+
+
+def test_an_acquire_by_who_counts_is_enough() -> None:
+    fence = "fence.acq_rel.gpu;"
+    assert last_of_all("", "", behind=fence, load=fence).findings == ()
+    assert last_of_all(fence, "", load=fence).kinds == {"race"}

@@ -1,17 +1,18 @@
-"""The last accesses of global memory: what outlives a batch of clusters.
+"""The last accesses of each granule of a memory: what the rules of races are asked about.
 
-A *party* is an agent of the whole grid, and a *stamp* says who accessed a granule, in which scope
-(0: a weak access) and at which step; 0 says that nobody did.  Of weak writes the last one is kept;
-of reads and of strong writes the last one, the last of another party than this, and the last of
-another CTA.  Reads are only listed until somebody writes, for most arrays are read or written: the
-last two million of an array.
+A *stamp* says which *party* accessed a granule, in which scope (0: a weak access) and at which
+step; 0 says that nobody did.  In global memory a party is an agent of the whole grid; of weak
+writes the last one is kept, of reads and of strong writes the last one, the last of another party
+than this, and the last of another CTA.  In shared memory a party is an agent of the cluster; the
+last read of each is kept, and the first write.  Reads are only listed until somebody writes, for
+most memory is read or written: of global memory the last two million of an array.
 
 >>> grid = Grid(units=4, each=2, cluster=1, width=4)
->>> last = Accesses(grid, granules=2)
+>>> last = Accesses(grid, granules=2, width=4)
 >>> for party in (2, 1):
 ...     last.note("read", np.array([1]), stamps(np.array([party]), 0, step=7))
->>> [kept[1] % 4 for kept in last.kept["read"]]
-[np.int64(1), np.int64(2), np.int64(2)]
+>>> (last.kept["read"][:, 1] % 4).tolist()
+[1, 2, 2]
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ import numpy as np
 
 from .clocks import EARLIER
 from .report import Array
-from .run import Cell, Run
 
 __all__ = ["PARTY", "Accesses", "Grid", "scope_in", "stamps", "step_in"]
 
@@ -48,42 +48,87 @@ def step_in(stamp: Any) -> Any:
 
 
 class Accesses:
-    """The last accesses of each granule of one allocation."""
+    """The last accesses of each granule of an allocation, or (no ``grid``) of shared memory.
 
-    def __init__(self, grid: Grid, granules: int) -> None:
-        self.grid, self.granules, self.width = grid, granules, grid.width
-        self.kept: dict[str, list[Array]] = {}
-        self._listed: deque[tuple[Array, int, Any]] = deque()
+    ``kept`` has the stamps by what was done: (which of the last, granules).
+    """
+
+    def __init__(self, grid: Grid | None, granules: int, width: int) -> None:
+        self.grid, self.granules, self.width = grid, granules, width
+        self.kept: dict[str, Array] = {}
+        self._did: dict[str, Array] = {}
+        self.listed: deque[tuple[Array, int, Any]] = deque()
         self._many = 0
 
     def places(self, at: Array, width: int) -> Array:
         """Return the granules of accesses of ``width`` bytes: (n, pieces)."""
-        first = at // self.width
-        return first[:, None] + np.arange(max(1, width // self.width))
+        pieces = np.arange(max(1, width // self.width))
+        return (at // self.width + pieces[:, None]).T  # the long way inside, which is faster
+
+    def last(self, what: str, places: Array) -> Array:
+        """Return the stamps of all that are kept: (which of the last, *places)."""
+        if what == "read" and self.grid is None:
+            who = np.flatnonzero(self._did[what])
+            return np.asarray(self.kept[what][who.reshape(-1, *(1,) * places.ndim), places])
+        return np.asarray(self.kept[what][:, places])
+
+    def first(self, places: Array) -> Array:
+        """Return the stamps of the first writes of shared memory."""
+        return np.asarray(self._slots("first", 1)[0, places])
+
+    def did(self, what: str, agents: int) -> Array:
+        """Return which of so many agents of a cluster did so."""
+        held = self._did.setdefault(what, np.zeros(agents, bool))
+        if len(held) < agents:
+            held = self._did[what] = np.pad(held, (0, agents - len(held)))
+        return held
 
     def list_reads(self, at: Array, width: int, left: Any) -> None:
         """Note reads of ``width`` bytes when that is needed."""
-        self._listed.append((at, width, left))
+        self.listed.append((at, width, left))
         self._many += at.size
+        if self._many > _MOST_LISTED and self.grid is None:
+            self.settle()
         while self._many > _MOST_LISTED:
-            self._many -= self._listed.popleft()[0].size
+            self._many -= self.listed.popleft()[0].size
+
+    def forget(self, step: int) -> None:
+        """Drop the listed reads up to a step."""
+        while self.listed and np.max(step_in(self.listed[0][2])) <= step:
+            self._many -= self.listed.popleft()[0].size
 
     def settle(self) -> None:
         """Note the reads that are listed."""
-        if self._listed:
-            at = [self.places(at, width) for at, width, _ in self._listed]
+        if self.listed:
+            at = [self.places(at, width) for at, width, _ in self.listed]
             left = [np.broadcast_to(np.reshape(stamp, (-1, 1)), places.shape).reshape(-1)
-                    for places, (*_, stamp) in zip(at, self._listed, strict=True)]  # fmt: skip
+                    for places, (*_, stamp) in zip(at, self.listed, strict=True)]  # fmt: skip
             places = np.concatenate([p.reshape(-1) for p in at])
             self.note("read", places, np.concatenate(left))
-            self._listed.clear()
+            self.listed.clear()
             self._many = 0
+
+    def _slots(self, what: str, slots: int) -> Array:
+        """Return the stamps of accesses, of which so many are kept; made, or more, when needed."""
+        held = self.kept.get(what)
+        if held is None or len(held) < slots:
+            more = self.kept[what] = np.zeros((slots, self.granules), np.int64)
+            if held is not None:  # other rows are untouched, and take no memory
+                who = np.flatnonzero(self._did[what][: len(held)])
+                more[0], more[who] = held[0], held[who]
+        return self.kept[what]
 
     def note(self, what: str, places: Array, left: Array) -> None:
         """Keep the last accesses, later ones behind earlier ones."""
-        if what not in self.kept:
-            self.kept[what] = [np.zeros(self.granules, np.int64) for _ in range(3)]
-        last, other, far = self.kept[what]
+        if what == "write":
+            self._slots(what, 1)[0, places] = left
+            return
+        if what == "read" and self.grid is None:  # agent 0 reads nothing: the last of all
+            kept = self._slots(what, len(self._did[what]))
+            kept[left & PARTY, places] = left
+            kept[0, places] = left
+            return
+        last, other, far = self._slots(what, 3)
         before = last[places]
         last[places] = left
         now = last[places]
@@ -92,8 +137,17 @@ class Accesses:
             if not apart.any():
                 continue
             other[places[apart]] = stamp[apart]
-            apart &= self.grid.about(stamp & PARTY)[0] != self.grid.about(now & PARTY)[0]
-            far[places[apart]] = stamp[apart]
+            if self.grid is not None:
+                about = self.grid.about
+                apart &= about(stamp & PARTY)[0] != about(now & PARTY)[0]
+                far[places[apart]] = stamp[apart]
+
+    def note_first(self, places: Array, left: Array) -> None:
+        """Keep the first writes."""
+        first = self._slots("first", 1)[0]
+        fresh = first[places] == 0
+        if fresh.any():
+            first[places[fresh]] = left[fresh]
 
 
 class Grid:
@@ -110,7 +164,7 @@ class Grid:
         self.width: int = min(width, before.width) if before else width
         self.names: list[str] = []
         self.log = [-1]  # so that steps begin with 1
-        self.cells: dict[int, Cell] = {}
+        self.cells: dict[int, Any] = {}  # of scopes.py, by address
         self.accesses: dict[int, Accesses] = {}
         self.maps: dict[int, dict[int, int]] = {}  # who fenced a tensor map, and the stamp
         self._channels: dict[tuple[int, int], int] = {}
@@ -126,15 +180,16 @@ class Grid:
         return ctas, np.where(channels, agents, parties % among + 1), channels & (ways > 0)
 
     def _follow(self, before: Grid) -> None:
-        party = self._party((EARLIER, 0), "the kernel before", asynchronous=True)
+        party = self.party((EARLIER, 0), "the kernel before", asynchronous=True)
         for start, held in before.accesses.items():
             held.settle()
             wide = held.width // self.width
-            mine = self.accesses[start] = Accesses(self, held.granules * wide)
+            mine = self.accesses[start] = Accesses(self, held.granules * wide, self.width)
             for what, kept in held.kept.items():
-                mine.kept[what] = [np.repeat(np.where(s > 0, party, 0), wide) for s in kept]
+                mine.kept[what] = np.repeat(np.where(kept > 0, party, 0), wide, axis=1)
 
-    def _party(self, key: tuple[int, int], name: str, *, asynchronous: bool) -> int:
+    def party(self, key: tuple[int, int], name: str, *, asynchronous: bool) -> int:
+        """Return the party of a channel: a domain's (of the grid) agent."""
         if key not in self._channels:
             number = self._channels[key] = len(self.names)
             if number == self._about.shape[1]:
@@ -143,13 +198,8 @@ class Grid:
             self.names.append(name)
         return self.units + self._channels[key]
 
-    def channel(self, run: Run, domain: int, agent: int) -> int:
-        """Return the party that a channel is."""
-        key, way = (run.clocks.first + domain, agent), bool(run.clocks.asynchronous[domain, agent])
-        return self._party(key, run.name(domain, agent), asynchronous=way)
-
     def of(self, start: int, size: int) -> Accesses:
         """Return the accesses of the allocation that begins at an address."""
         if start not in self.accesses:
-            self.accesses[start] = Accesses(self, -(-size // self.width))
+            self.accesses[start] = Accesses(self, -(-size // self.width), self.width)
         return self.accesses[start]

@@ -18,16 +18,18 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from .clocks import FAR, FENCED, INITS, LIFE, ORDER, PROXIED, RESERVED
+from .accesses import stamps
+from .clocks import FAR, FENCED, INITS, LIFE, ORDER, PROXIED, RESERVED, SC, SEEN
 from .decoder import Action, Builder, Control, Decoder, Source, Target, together
 from .map_objects import acquire as acquire_map
-from .memory import SHARED
+from .memory import SHARED, Part
 from .moves import space_of
 from .parser import Instruction
+from .races import check
 from .report import Array
-from .run import WARP, ClusterBarrier, Group, Mbarrier, NamedBarrier, Run, Waiter
+from .run import WARP, ClusterBarrier, Group, Mbarrier, NamedBarrier, Run, Waiter, one_of
 from .scopes import fence as order
-from .spaces import granules, shared_at
+from .spaces import shared_at
 
 __all__ = ["TABLE", "arrive", "at_barrier", "barriers_at", "complete_bytes", "end"]
 
@@ -339,11 +341,9 @@ def _init(d: Decoder, i: Instruction) -> Action:
             domain, agent = run.agents_of(thread)
             cta, offset = divmod(flat, run.shared_bytes)
             name = f"the loads onto the mbarrier at shared byte {offset}"
-            at_granules = granules(run, np.array([flat]), _BYTES)
-            found = run.clocks.write(at_granules, run.rows(here)[:1, None], step)
-            run.conflict(found, "makes an mbarrier in")
-            run.clocks.write_agent[at_granules] = RESERVED
-            run.clocks.write_step[at_granules] = step
+            part = Part(None, np.array([flat]), run.shared)
+            check(run, one_of(thread), part, _BYTES, writes=True, does="makes an mbarrier in")
+            _own(run, flat, RESERVED, step)
             channel = run.clocks.channel(domain, name, asynchronous=True)
             nothing = run.clocks.nothing
             run.mbarriers[flat] = Mbarrier(
@@ -351,6 +351,13 @@ def _init(d: Decoder, i: Instruction) -> Action:
             )
 
     return init
+
+
+def _own(run: Run, flat: int, agent: int, step: int) -> None:
+    """Let an agent have written an mbarrier's bytes."""
+    run.inside.did("write", run.clocks.agents)[agent] = True
+    places = run.inside.places(np.array([flat]), _BYTES)
+    run.inside.note("write", places, stamps(agent, 0, step=step))
 
 
 def _inval(d: Decoder, i: Instruction) -> Action:
@@ -362,9 +369,7 @@ def _inval(d: Decoder, i: Instruction) -> Action:
         for barrier, here in barriers_at(run, group, addresses, "invalidates", remote=remote):
             flat = barrier.cta * run.shared_bytes + barrier.offset
             del run.mbarriers[flat]
-            cells = granules(run, np.array([flat]), _BYTES)
-            run.clocks.write_agent[cells] = run.agents_of(int(here.threads[0]))[1]
-            run.clocks.write_step[cells] = step
+            _own(run, flat, run.agents_of(int(here.threads[0]))[1], step)
 
     return invalidate
 
@@ -540,7 +545,7 @@ def _acquire(run: Run, barrier: Mbarrier, group: Group, *, relaxed: bool) -> Non
     clock = barrier.released
     if relaxed:
         clock = clock.copy()
-        clock[[ORDER, PROXIED, FENCED, FAR]] = -1
+        clock[[ORDER, PROXIED, FENCED, SC, SEEN, FAR]] = -1
     run.clocks.acquire(*run.members(group), clock)
 
 

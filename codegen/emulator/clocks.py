@@ -8,24 +8,20 @@ which of its steps everything is ordered before what its holder does next; relea
 acquire join clocks.  An access is free of races if the last write of each granule (and, for a
 write, each agent's last read) is within the clock of whoever accesses it.
 
-There are six clocks: ``ORDER``; ``PROXIED``, what a fence.proxy.async lies behind, which is what
+There are eight clocks: ``ORDER``; ``PROXIED``, what a fence.proxy.async lies behind, which is what
 an access through the asynchronous proxy may know of generic writes; ``FENCED``, the same of global
 memory; ``INITS``, what a fence.mbarrier_init has published of barriers' initialisation; ``TENSOR``,
-see tcgen05.py; ``LIFE``, what even relaxed barriers tell of, which is enough to end.
+see tcgen05.py; ``LIFE``, what even relaxed barriers tell of, which is enough to end; ``SC``, what
+a fence.sc of the GPU's scope lies behind, and ``SEEN``, what the next one makes known (scopes.py).
 
 Of other domains little is known, mostly nothing: row ``FAR`` has, as its first number, which of
 ``Clocks.afar`` it is.  What goes from domain to domain is *knowledge*: clocks by domain, counted
 over the grid, which nobody changes any more.
 
->>> clocks = Clocks(domains=1, units=2, granules=4)
->>> rows = clocks.rows(0, np.array([1]))
->>> clocks.write(np.array([3]), rows, 5) is None  # unit 1 (agents count from 1) writes granule 3
-True
->>> clocks.read(np.array([3]), clocks.rows(0, np.array([2])), 6).other_step
-5
->>> clocks.acquire(0, [2], clocks.snapshot(0, [1], 7))  # a barrier
->>> clocks.read(np.array([3]), clocks.rows(0, np.array([2])), 8) is None
-True
+>>> clocks = Clocks(domains=1, units=2)
+>>> clocks.acquire(0, [2], clocks.snapshot(0, [1], 7))  # agents count from 1
+>>> clocks.clocks[ORDER, 0, 2, 1], clocks.clocks[ORDER, 0, 1, 2]
+(np.int32(7), np.int32(-1))
 
 Source: PTX ISA 9.0, section 8 (memory consistency model: causality order, proxies); Flanagan and
 Freund, "FastTrack", PLDI 2009.
@@ -34,19 +30,18 @@ Freund, "FastTrack", PLDI 2009.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from .report import Array
 
 __all__ = [
-    "ALL_BEFORE", "EARLIER", "FAR", "FENCED", "INITS", "LIFE", "ORDER", "PROXIED", "RESERVED",
-    "TENSOR", "Clocks", "Conflict", "Knowledge", "merged",
+    "ALL_BEFORE", "EARLIER", "FAR", "FENCED", "INITS", "LIFE", "ORDER", "PROXIED", "RESERVED", "SC",
+    "SEEN", "TENSOR", "Clocks", "Knowledge", "merged",
 ]  # fmt: skip
 
-ORDER, PROXIED, FENCED, INITS, TENSOR, LIFE, FAR = range(7)
-_KINDS = 7
+ORDER, PROXIED, FENCED, INITS, TENSOR, LIFE, SC, SEEN, FAR = range(9)
+_KINDS = 9
 Knowledge = Mapping[int, Array]
 EARLIER = -1
 """The domain that stands for all of the kernel before, in knowledge."""
@@ -55,18 +50,6 @@ RESERVED = 0
 """The agent that owns live mbarriers: nobody's clock ever knows it."""
 _ALWAYS = np.iinfo(np.int32).max
 _SPARE = 24
-
-
-@dataclass(frozen=True, slots=True)
-class Conflict:
-    """Two accesses in no order: ``kind`` is race, proxy or barrier; the other ``what``."""
-
-    kind: str
-    granule: int
-    row: int
-    other: int
-    other_step: int
-    what: str
 
 
 def _union(a: Array, b: Array) -> Array:
@@ -99,12 +82,12 @@ def merged(a: Knowledge, b: Knowledge) -> Knowledge:
 
 
 class Clocks:
-    """Clocks of all agents of each domain (a cluster), and the last accesses of each granule.
+    """Clocks of all agents of each domain (a cluster).
 
     ``first`` is the number in the grid of the first domain.
     """
 
-    def __init__(self, *, domains: int, units: int, granules: int, first: int = 0) -> None:
+    def __init__(self, *, domains: int, units: int, first: int = 0) -> None:
         self.domains, self.units, self.first = domains, units, first
         self.afar: list[Knowledge] = [{}]
         self._numbers: dict[object, int] = {}
@@ -114,13 +97,6 @@ class Clocks:
         self.clocks = np.full((_KINDS, domains, self.agents, self.agents), -1, np.int32)
         self._own()
         self.asynchronous = np.zeros((domains, self.agents), bool)
-        self.write_step = np.full(granules, -1, np.int32)
-        self.write_agent = np.zeros(granules, np.int32)
-        self.first_step, self.first_agent = self.write_step.copy(), self.write_agent.copy()
-        self._read_after = np.zeros((self.agents, granules), np.int32)  # the step + 1, or 0
-        self._read_last = np.zeros(granules, np.int32)
-        self._readers = np.zeros(self.agents, bool)
-        self._strong: Array | None = None  # which last writes were strong, once one was
 
     def _own(self) -> None:
         """Whatever an agent did itself is ordered before what it does next."""
@@ -128,7 +104,7 @@ class Clocks:
         self.clocks[ORDER, :, i, i] = _ALWAYS
 
     def rows(self, domain: Array | int, agent: Array) -> Array:
-        """Return the rows that ``read`` and ``write`` take for accesses of these agents."""
+        """Return the rows of agents' clocks, counted over the domains."""
         return np.asarray(domain * self.agents + agent)
 
     def channel(self, domain: int, name: str, *, asynchronous: bool) -> int:
@@ -146,13 +122,6 @@ class Clocks:
             self.clocks, ((0, 0), (0, 0), (0, more), (0, more)), constant_values=-1
         )
         self.asynchronous = np.pad(self.asynchronous, ((0, 0), (0, more)))
-        who = np.flatnonzero(self._readers)  # other rows are untouched, and take no memory
-        old, self._read_after = (
-            self._read_after,
-            np.zeros((self.agents + more, self._read_after.shape[1]), np.int32),
-        )
-        self._read_after[who] = old[who]
-        self._readers = np.pad(self._readers, (0, more))
         self.agents += more
         self._own()
 
@@ -231,7 +200,7 @@ class Clocks:
         for domain in domains.tolist() if len(self.afar) > 1 else ():
             far = self._together(self.clocks[FAR, domain, agents, 0].tolist())
             self.clocks[FAR, domain, agents, 0] = far
-        block = np.ix_(np.array([ORDER, PROXIED, FENCED, INITS, LIFE]), domains, agents)
+        block = np.ix_(np.array([ORDER, PROXIED, FENCED, INITS, LIFE, SC, SEEN]), domains, agents)
         known = self.clocks[block].max(2)
         known[ORDER][:, agents] = step
         self.clocks[block] = known[:, :, None]
@@ -246,119 +215,34 @@ class Clocks:
         self.clocks[ORDER, domain, agents, channel] = np.maximum(known, step)
 
     def fence(self, domain: int, agents: Sequence[int], step: int, clock: int) -> None:
-        """Add all that these agents know to a clock: ``PROXIED``, ``FENCED`` or ``INITS``."""
+        """Add all that these agents know to a clock: ``PROXIED``, ``FENCED``, ``INITS``, ``SC``."""
         known = self.clocks[ORDER, domain, agents].copy()
         known[np.arange(len(agents)), agents] = step
         self.clocks[clock, domain, agents] = np.maximum(self.clocks[clock, domain, agents], known)
-        for agent in agents if clock == FENCED else ():
-            if (number := int(self.clocks[FAR, domain, agent, 0])) > 0:
-                far = {d: c.copy() for d, c in self.afar[number].items()}
-                for c in far.values():
-                    c[FENCED] = np.maximum(c[FENCED], c[ORDER])
-                self.clocks[FAR, domain, agent, 0] = self._numbered((FENCED, number), far)
+        for agent in agents if clock in (FENCED, SC) else ():
+            self._add_afar(domain, agent, ORDER, clock)
 
-    # Accesses of granules.
+    def _add_afar(self, domain: int, agent: int, of: int, to: int) -> None:
+        """Add what a clock knows of other domains to another one."""
+        if (number := int(self.clocks[FAR, domain, agent, 0])) > 0:
+            far = {d: c.copy() for d, c in self.afar[number].items()}
+            for c in far.values():
+                c[to] = np.maximum(c[to], c[of])
+            self.clocks[FAR, domain, agent, 0] = self._numbered((of, to, number), far)
 
-    def _known(self, rows: Array, others: Array, by: int) -> Array:
-        flat = self.clocks.reshape(len(self.clocks), -1, self.agents)
-        known: Array = flat[ORDER if by == PROXIED else by][rows, others]
-        if by == PROXIED:
-            generic = ~self.asynchronous.reshape(-1)[rows // self.agents * self.agents + others]
-            known = np.where(generic, np.minimum(known, flat[PROXIED][rows, others]), known)
-        return known
+    def behind_fences(self, domain: int, agent: int) -> Knowledge:
+        """Return what lies behind a fence.sc, as what who reads a store of this agent has seen."""
+        mine = self.clocks[:, domain, agent]
+        found = {**self.afar[max(0, mine[FAR, 0])], self.first + domain: mine}
+        made: dict[int, Array] = {}
+        for d, clock in found.items():
+            if (clock[SC] >= 0).any():
+                made[d] = np.full_like(clock, -1)
+                made[d][SEEN] = clock[SC]
+        return made
 
-    def _after_writes(self, at: Array, rows: Array, by: int, strong: bool) -> Conflict | None:
-        others, steps = self.write_agent[at], self.write_step[at]
-        bad = steps > self._known(rows, others, by)
-        if strong and self._strong is not None:
-            bad &= ~self._strong[at]
-        if not bad.any():
-            return None
-        i = tuple(np.argwhere(bad)[0])
-        other, step = int(others[i]), int(steps[i])
-        row = np.broadcast_to(rows, bad.shape)[i]
-        ordered = step <= self.clocks[ORDER].reshape(-1, self.agents)[row, other]
-        kind = "proxy" if ordered else "race" if other != RESERVED else "barrier"
-        return Conflict(
-            kind, int(np.broadcast_to(at, bad.shape)[i]), int(row), other, step, "wrote"
-        )
-
-    def _after_reads(self, at: Array, rows: Array, by: int) -> Conflict | None:
-        who = np.flatnonzero(self._readers)
-        if not len(who):
-            return None
-        flat = self.clocks[ORDER if by == PROXIED else by].reshape(-1, self.agents)
-        if by == PROXIED:  # of generic readers it knows what lies behind a fence
-            flat = np.minimum(flat, self.clocks[PROXIED].reshape(flat.shape))
-        few = rows.size < len(flat)  # what each row knows of all readers is enough, mostly
-        floor = flat[rows][..., who].min(-1) if few else flat[:, who].min(1)[rows]
-        if not (self._read_last[at] - 1 > floor).any():
-            return None
-        reads = self._read_after[who.reshape(-1, *(1,) * at.ndim), at] - 1
-        known = np.moveaxis(self._known(rows[..., None], who, by), -1, 0)
-        bad = reads > known
-        if not bad.any():
-            return None
-        first, *where = (int(x) for x in np.argwhere(bad)[0])
-        here, shape = tuple(where), bad.shape[1:]
-        granule, row = (int(np.broadcast_to(x, shape)[here]) for x in (at, rows))
-        step = int(np.broadcast_to(reads, bad.shape)[(first, *here)])
-        ordered = step <= self.clocks[ORDER].reshape(-1, self.agents)[row, who[first]]
-        kind = "proxy" if ordered else "race"
-        return Conflict(kind, granule, row, int(who[first]), step, "read")
-
-    def read(
-        self, at: Array, rows: Array, step: int, *, agent: Array | int | None = None,
-        by: int = ORDER, strong: bool = False,
-    ) -> Conflict | None:  # fmt: skip
-        """Note reads of granules ``at`` by agents (``rows``), or by a channel in their name.
-
-        ``by`` is the clock that has to know what was: ``PROXIED`` of the asynchronous proxy.
-        """
-        conflict = self._after_writes(at, rows, by, strong)
-        who = rows % self.agents if agent is None else agent
-        self._read_after[who, at] = step + 1
-        self._read_last[at] = step + 1
-        self._readers[who] = True
-        return conflict
-
-    def write(
-        self, at: Array, rows: Array, step: int, *, agent: Array | int | None = None,
-        by: int = ORDER, strong: bool = False,
-    ) -> Conflict | None:  # fmt: skip
-        """Note writes of granules ``at``; two agents that write one at once are a race too.
-
-        Strong ones do not race with each other.
-        """
-        conflict = self._after_writes(at, rows, by, strong)
-        if conflict is None:
-            conflict = self._after_reads(at, rows, by)
-        mine = rows % self.agents if agent is None else np.asarray(agent)
-        first = self.first_step[at] < 0
-        if first.any():
-            self.first_agent[at] = np.where(first, mine, self.first_agent[at])
-            self.first_step[at] = np.where(first, step, self.first_step[at])
-        self.write_agent[at] = mine
-        self.write_step[at] = step
-        if strong and self._strong is None:
-            self._strong = np.zeros(len(self.write_step), bool)
-        if self._strong is not None:
-            self._strong[at] = strong
-        if agent is None and conflict is None and not strong:
-            twice = self.write_agent[at] != mine
-            if twice.any():
-                i = tuple(np.argwhere(twice)[0])
-                granule, row = (int(np.broadcast_to(x, twice.shape)[i]) for x in (at, rows))
-                other = int(self.write_agent[granule])
-                conflict = Conflict("race", granule, row, other, step, "wrote")
-        return conflict
-
-    def fresh(self, at: Array) -> Array:
-        """Return which granules nobody has written."""
-        return np.asarray(self.write_step[at] < 0)
-
-    def unsure(self, at: Array, rows: Array) -> Array:
-        """Return which granules nothing orders the first write of before accesses by ``rows``."""
-        flat = self.clocks[ORDER].reshape(-1, self.agents)
-        unordered: Array = self.first_step[at] > flat[rows, self.first_agent[at]]
-        return unordered | (self.first_step[at] < 0)
+    def know_seen(self, domain: int, agent: int) -> None:
+        """Let an agent know what it has seen of others' fence.sc."""
+        known = self.clocks[:, domain, agent]
+        known[ORDER] = np.maximum(known[ORDER], known[SEEN])
+        self._add_afar(domain, agent, SEEN, ORDER)

@@ -29,8 +29,8 @@ from .moves import hint
 from .parser import Instruction, split
 from .report import Array
 from .run import FIRST_SHARED, Group, Mbarrier, Run, one_of
-from .scopes import GPU, Semantics
-from .spaces import check_write, granules, hold, multicast, outside, place, shared_at
+from .scopes import GPU, WEAK, Semantics
+from .spaces import check_write, hold, multicast, outside, place, shared_at
 from .tensor_map import swizzled
 from .values import TYPES
 
@@ -64,10 +64,8 @@ def _cp_async(d: Decoder, i: Instruction) -> Action:
         count = np.broadcast_to(given, (here.size,)).copy()  # the register may change before
         if (source[count > 0] % size).any():
             run.find("alignment", f"a source is no multiple of {size} B")
-        channels, at = _channels(run, here), granules(run, flat, size)
-        rows, step = run.rows(here)[:, None], run.tick()
-        conflict = run.clocks.write(at, rows, step, agent=channels[:, None])
-        run.conflict(conflict, "copies to")
+        channels, own = _channels(run, here), Part(None, flat, run.shared)
+        races.check(run, here, own, size, writes=True, channels=channels, does="copies to")
         for taken_bytes in np.unique(count[count > 0]).tolist():
             mask = count == taken_bytes
             parts, readers = run.memory.locate(source[mask], taken_bytes), here.where(mask)
@@ -278,16 +276,16 @@ def _fill(
 
 def send(
     run: Run, thread: int, flat: Array, width: int, barrier: Mbarrier, land: Callable[[], None],
-    does: str, *, by: int = ORDER, strong: bool = False,
+    does: str, *, by: int = ORDER, how: Semantics = WEAK,
 ) -> None:  # fmt: skip
     """Issue a write of one CTA's shared memory, whose bytes a barrier counts."""
-    one, step, cta = one_of(thread), run.tick(), int(flat[0]) // run.shared_bytes
-    issuer = run.clocks.snapshot(*run.members(one), step)
+    one, channel, part = one_of(thread), barrier.channel, Part(None, flat, run.shared)
     # what another CTA's barrier releases is known to whoever waits there
-    at, rows, agent = granules(run, flat, width).reshape(-1), run.rows(one), barrier.channel
-    conflict = run.clocks.write(at, rows, step, by=by, agent=agent, strong=strong)
-    run.conflict(conflict, does)
-    run.remote(cta, thread, agent, step)
+    step = races.check(
+        run, one, part, width, how, writes=True, by=by, channels=channel, does=does, every=True
+    )
+    issuer = run.clocks.snapshot(*run.members(one), step)
+    run.remote(int(flat[0]) // run.shared_bytes, thread, channel, step)
 
     def landed() -> None:
         land()
@@ -342,8 +340,8 @@ def _st_async(d: Decoder, i: Instruction) -> Action:
             def land(held: Array = held, value: Array = value) -> None:
                 held[:] = UPDATES[reduction](held, value) if reduction else value
 
-            strong = bool(reduction)
-            send(run, thread, np.array([flat]), total, barrier, land, "stores to", strong=strong)
+            how = Semantics(GPU if reduction else 0)
+            send(run, thread, np.array([flat]), total, barrier, land, "stores to", how=how)
 
     return store
 

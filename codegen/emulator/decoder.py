@@ -125,8 +125,10 @@ class Decoder:
         self.instruction, self.kinds = Instruction(0, "", ()), tuple[str, ...]()
         tensor = any(i.opcode.startswith("tcgen05") for i in kernel.instructions)
         fences = any(i.parts[0] in ("fence", "membar") for i in kernel.instructions)
+        asynchronous = r"wgmma|tcgen05|clusterlaunchcontrol|cp\.(reduce\.)?async\.bulk"
         self.code = code = Code(kernel.instructions, self.widths, 2048 * tensor, fences)
         code.target = parsed.target
+        code.proxies = any(re.match(asynchronous, i.opcode) for i in kernel.instructions)
         self.symbols: dict[str, tuple[str, int]] = {}
         for parameter in kernel.parameters:
             at = -(-code.parameter_bytes // parameter.align) * parameter.align

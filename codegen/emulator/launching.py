@@ -233,7 +233,7 @@ def launch(
                 elapsed=elapsed,
                 unit=1 if lanes else WARP,
                 races=held,
-                log=held.log if held else [],
+                log=held.log if held else [-1],
             )
             run.run()
             if not run.live.any():

@@ -30,7 +30,8 @@ from typing import Any
 
 import numpy as np
 
-from .clocks import FAR, FENCED, ORDER, PROXIED, Clocks, Conflict, Knowledge
+from .accesses import Accesses, Grid
+from .clocks import FAR, FENCED, ORDER, PROXIED, SC, SEEN, Clocks, Knowledge
 from .memory import Memory
 from .parser import Instruction
 from .report import Array, Finding, Numbers
@@ -47,7 +48,7 @@ WARP, WARPGROUP = 32, 128
 class Group:
     """Threads that stand at one instruction: their sorted numbers, and how registers index them."""
 
-    __slots__ = ("_units", "_warps", "index", "size", "threads")
+    __slots__ = ("_agents", "_units", "_warps", "index", "size", "threads")
 
     def __init__(self, threads: Array) -> None:
         self.threads = threads
@@ -55,13 +56,21 @@ class Group:
         first, last = int(threads[0]), int(threads[-1])
         self.index: Any = slice(first, last + 1) if last - first + 1 == self.size else threads
         self._warps = 0
-        self._units: Array | None = None
+        self._units: dict[int, Array] = {}
+        self._agents: tuple[Array, Array] | None = None
 
     def units(self, unit: int) -> Array:
-        """Return which agent, of ``unit`` threads, each thread is or is part of."""
-        if self._units is None:
-            self._units = self.threads // unit
-        return self._units
+        """Return which unit of so many threads each thread is in."""
+        if unit not in self._units:
+            self._units[unit] = self.threads // unit
+        return self._units[unit]
+
+    def agents(self, unit: int, each: int) -> tuple[Array, Array]:
+        """Return each thread's domain, of ``each`` units, and agent there; always the same."""
+        if self._agents is None:
+            units = self.units(unit)
+            self._agents = units // each, units % each + 1
+        return self._agents
 
     @property
     def warps(self) -> int:
@@ -114,12 +123,16 @@ Gives = dict[tuple[int, int], tuple[int, Knowledge]]
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """The last strong write of a place: its scope, CTA and agent of the grid; what it gives."""
+    """The last strong write of a place: its scope, CTA and agent of the grid; what it gives.
+
+    ``seen`` is what it gives to a later fence.sc of who reads it.
+    """
 
     scope: int
     cta: int
     writer: tuple[int, int]
     gives: Gives
+    seen: Knowledge
 
 
 LANES, COLUMNS = 128, 512  # spec: tensor memory
@@ -269,6 +282,8 @@ class Code:
     target: str = ""
     reserved: bool = False
     """Whether it asks where the reserved shared memory is, and so may use it."""
+    proxies: bool = False
+    """Whether it uses shared or tensor memory otherwise than by generic accesses and cp.async."""
 
 
 @dataclass(slots=True)
@@ -302,8 +317,8 @@ class Run:
     """The first CTA of the grid that has not begun and is nobody's."""
     none_left: set[int] = field(default_factory=set)
     """CTAs that have asked for a cluster, and seen that there was none."""
-    races: Any = None
-    """The accesses of global memory, a Grid; None where these are not checked."""
+    races: Grid | None = None
+    """The accesses of global memory; None where these are not checked."""
     threads_per_cta: int = 0
     registers: list[Array] = field(default_factory=list)
     special: dict[str, Array] = field(default_factory=dict)
@@ -311,7 +326,7 @@ class Run:
     parked: dict[int, Group] = field(default_factory=dict)
     waiting: dict[Waiter, None] = field(default_factory=dict)
     pending: list[Pending] = field(default_factory=list)
-    log: list[int] = field(default_factory=list)
+    log: list[int] = field(default_factory=lambda: [-1])
     polls: list[Callable[[], bool]] = field(default_factory=list)
     pc: int = 0
     shared: Array = field(init=False)
@@ -329,6 +344,8 @@ class Run:
     kept: dict[tuple[int, int], Array] = field(default_factory=dict)
     """What recursive callers have kept, by depth and register."""
     clocks: Clocks = field(init=False)
+    inside: Accesses = field(init=False)
+    """The accesses of shared memory, and behind it of tensor memory."""
     late: list[int] = field(default_factory=list)
     """Clusters that have not begun, and at which choice they do if others do not wait before."""
     when: int = 0
@@ -393,10 +410,10 @@ class Run:
         self.clocks = Clocks(
             domains=self.ctas // self.cluster,
             units=self.cluster * self.threads_per_cta // self.unit,
-            granules=self.ctas
-            * (self.shared_bytes // self.code.granule + self.code.tensor_granules),
             first=self.first_cta // self.cluster,
         )
+        granules = self.shared_bytes // self.code.granule + self.code.tensor_granules
+        self.inside = Accesses(None, self.ctas * granules, self.code.granule)
         clusters = range(self.ctas // self.cluster)
         if self.completion == "random":
             self.late = self.random.sample(clusters, self.random.choice(clusters))
@@ -415,6 +432,10 @@ class Run:
         units, each = threads // self.unit, self.cluster * self.threads_per_cta // self.unit
         return units // each, units % each + 1
 
+    def agents(self, group: Group) -> tuple[Array, Array]:
+        """Return the domain of each thread of a group, and the agent that it is or is part of."""
+        return group.agents(self.unit, self.cluster * self.threads_per_cta // self.unit)
+
     def cta_of(self, domain: Any, agent: Any) -> Any:
         """Return the CTA of agents that are threads or warps, counted over the grid."""
         each = self.threads_per_cta // self.unit
@@ -427,8 +448,7 @@ class Run:
 
     def rows(self, group: Group) -> Array:
         """Return the clock rows of the group's threads."""
-        units, each = group.units(self.unit), self.cluster * self.threads_per_cta // self.unit
-        return self.clocks.rows(units // each, units % each + 1)
+        return self.clocks.rows(*self.agents(group))
 
     def units(self, group: Group) -> Array:
         """Return a thread of each agent that the group has a thread of."""
@@ -545,53 +565,11 @@ class Run:
             finding = replace(finding, cta=self.number(cta), thread=inside)
         self.findings[key] = finding
 
-    def conflict(self, found: Conflict | None, does: str, *, equal: bool = False) -> None:
-        """Note a conflict on shared memory, if there is one; of ``equal`` values it only warns."""
-        if found is None:
-            return
-        granules = self.shared_bytes // self.code.granule
-        cta, at = divmod(found.granule, granules)
-        at *= self.code.granule
-        where, fence = f"shared byte {at}", "nothing orders before"
-        if at >= self.own_bytes:
-            where = f"reserved shared byte {at - self.own_bytes}"
-        if cta >= self.ctas:  # behind all shared memory
-            column = found.granule - self.ctas * granules
-            cta, at = column // self.code.tensor_granules, -1
-            where = f"column {column % COLUMNS} of the tensor memory"
-            fence = "no completion and tcgen05.fence::after_thread_sync is between"
-        domain = found.row // self.clocks.agents
-        other = self.name(domain, found.other)
-        where = f"{where} of {self.cta_name(cta)}"
-        self.tell(found, does, where, other, fence, at, equal=equal)
-
-    def tell(
-        self, found: Conflict, does: str, where: str, other: str, fence: str, at: int, *,
-        equal: bool, guess: bool = False,
-    ) -> None:  # fmt: skip
-        """Note a conflict with another party at a place; only warn of a ``guess``."""
-        domain, agent = divmod(found.row, self.clocks.agents)
-        equal = equal and found.kind == "race" and found.what == "wrote"
-        why = {
-            "race": f"which {other} {found.what} and {fence}",
-            "proxy": f"which {other} {found.what} with no fence.proxy.async since",
-            "barrier": "where an mbarrier lives",
-        }[found.kind]
-        self.find(
-            found.kind,
-            f"{self.name(domain, agent)} {does} {where}, {why}"
-            + ", though with the same value" * equal,
-            other=self.log[found.other_step],
-            thread=domain * self.cluster * self.threads_per_cta + (agent - 1) * self.unit,
-            address=at,
-            severity="warning" if equal or guess else "error",
-        )
-
     def released(self, domain: int, agents: list[int], step: int, *, relaxed: bool) -> Array:
         """Return what an arrival publishes; a relaxed one only what its agents have fenced."""
         clock = self.clocks.snapshot(domain, agents, step)
         if relaxed:
-            clock[[ORDER, PROXIED, FENCED, FAR]] = -1
+            clock[[ORDER, PROXIED, FENCED, SC, SEEN, FAR]] = -1
             for agent in agents:
                 for known in self.fenced.get((domain, agent), {}).values():
                     clock = self.clocks.join(clock, self.clocks.recall(domain, known))

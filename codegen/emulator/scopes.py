@@ -6,11 +6,19 @@ its thread knew at its last fence.  An acquire takes what the cell gives, a rela
 for its thread's next fence.  All of this if two scopes have each other's thread in them: those of
 the reader and the last writer, and those of the release (or its fence) and the acquire (or its).
 
+Fences of sequential consistency (membar is one) need no store of their own thread.  Say that fence
+F comes before a strong write in base causality order, through a barrier for instance, and that a
+strong read observes this write and comes before fence G.  If G came before F in Fence-SC order, it
+would synchronise with F: the read would precede the write that it observes, which the axiom of
+causality forbids.  So F is before G, and G's thread knows what F's knew.  With fence.acq_rel there
+is no such order: a release pattern orders what its own thread has before its fence in program
+order, and what others did behind a barrier comes after that.
+
 >>> meet(CTA, 0, GPU, 1, 2), meet(CLUSTER, 0, GPU, 1, 2)
 (False, True)
 
 Source: PTX ISA 9.0, sections 8.5 (scope), 8.6 (morally strong operations), 8.7 (release and acquire
-patterns) and 8.8 (observation and causality order).
+patterns), 8.8 (observation, Fence-SC and causality order) and 8.10 (axioms).
 """
 
 from __future__ import annotations
@@ -18,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .clocks import Knowledge, merged
+from .clocks import SC, Knowledge, merged
 from .parser import Instruction
 from .report import Array
 from .run import Cell, Gives, Group, Run
@@ -107,17 +115,20 @@ def transfer(
     """Move clocks between agents and the cells at ``places``, thread after thread."""
     if not (how.releases or cells or (writes and run.fenced)):
         return
-    domains, agents = run.agents_of(group.threads)
+    domains, agents = run.agents(group)
     keys = zip(domains.tolist(), agents.tolist(), places.tolist(), strict=True)
     for domain, agent, place in dict.fromkeys(keys):
         held, gives, cta = cells.get(place), Gives(), run.cta_of(domain, agent)
+        seen: Knowledge = {}
         me = (run.clocks.first + domain, agent)
         own = held is not None and held.writer == me
         if held and (own or meet(held.scope, held.cta, how.scope, cta, run.cluster)):
             if own or how.updates:
                 gives = held.gives
             if how.updates or not writes:
-                left = held.gives
+                left, seen = held.gives, held.seen
+                if seen:
+                    run.clocks.learn(domain, [agent], seen)
                 if how.acquires:
                     left = _take(run, domain, agent, how.scope, left)
                 if left and run.code.fences:
@@ -130,19 +141,26 @@ def transfer(
             gives = _both(gives, _given(run, cta, how.scope, known))
         for scope, known in run.fenced.get((domain, agent), {}).items():
             gives = _both(gives, _given(run, cta, scope, known))
+        if run.fenced:
+            seen = merged(seen, run.clocks.behind_fences(domain, agent))
         cells.pop(place, None)
-        if gives:
-            cells[place] = Cell(how.scope, cta, me, gives)
+        if gives or seen:
+            cells[place] = Cell(how.scope, cta, me, gives, seen)
 
 
 def fence(run: Run, group: Group, step: int, i: Instruction) -> None:
     """Let what was seen be known, and what is known be given by the stores after this."""
     scope = scope_of(i)
+    consistent = scope == GPU and ("sc" in i.parts or i.parts[0] == "membar")
     for domain, agents in run.by_domain(group):
         for agent in agents:
+            if consistent:
+                run.clocks.know_seen(domain, agent)
             if "release" not in i.parts and (seen := run.seen.pop((domain, agent), None)):
                 run.seen[domain, agent] = _take(run, domain, agent, scope, seen)
             if "acquire" not in i.parts:
                 clock = run.clocks.snapshot(domain, [agent], step)
                 known = run.clocks.publish(domain, clock)
                 run.fenced.setdefault((domain, agent), {})[scope] = known
+        if consistent:
+            run.clocks.fence(domain, agents, step, SC)

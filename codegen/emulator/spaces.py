@@ -17,23 +17,16 @@ from typing import Any
 import numpy as np
 
 from . import races
-from .clocks import ORDER, PROXIED
+from .clocks import PROXIED
 from .memory import FRAME, LOCAL, PARAM, SHARED, Part
 from .report import Array
 from .run import FIRST_SHARED, Group, Run
-from .scopes import WEAK, Semantics, transfer
+from .scopes import WEAK, Semantics
 
-__all__ = ["granules", "read", "shared_at", "write"]
+__all__ = ["read", "shared_at", "write"]
 
 
 Found = tuple[Group, Array]
-
-
-def granules(run: Run, flat: Array, width: int) -> Array:
-    """Return the granules of accesses of ``width`` bytes at ``flat``: (n, pieces)."""
-    first = flat // run.code.granule
-    pieces = max(1, width // run.code.granule)
-    return first[..., None] + np.arange(pieces)
 
 
 def _without(
@@ -56,12 +49,13 @@ def shared_at(
     ``remote`` allows the memory of another CTA of the cluster.  Reports the others.
     """
     size, own_bytes = run.shared_bytes, run.own_bytes
-    cta, inside = place(run, group.threads, addresses)
+    own = group.units(run.threads_per_cta)
+    cta, inside = _seen(run, own, addresses)
     if size > own_bytes:  # the reserved memory, which has the lowest addresses, is the last here
         behind, reserved = inside + width > own_bytes, (inside < 0) & (inside >= -FIRST_SHARED)
         inside = np.where(reserved, inside + size, np.where(behind, -1, inside))
     if run.cluster > 1:
-        own, reach = group.threads // run.threads_per_cta, run.cluster if remote else 1
+        reach = run.cluster if remote else 1
         inside = np.where(cta // reach == own // reach, inside, -1)
     align = align or width
     aligned = not (inside & (align - 1)).any()
@@ -85,7 +79,10 @@ def shared_at(
 
 def place(run: Run, thread: Any, address: Any) -> tuple[Any, Any]:
     """Return the CTA (of the batch) and the offset of shared addresses, as threads see them."""
-    own = thread // run.threads_per_cta
+    return _seen(run, thread // run.threads_per_cta, address)
+
+
+def _seen(run: Run, own: Any, address: Any) -> tuple[Any, Any]:
     if run.cluster == 1:
         return own, address - FIRST_SHARED
     return own - own % run.cluster + (address >> 24), (address & 0xFFFFFF) - FIRST_SHARED
@@ -189,8 +186,10 @@ def _check_local(run: Run, group: Group, flat: Array, width: int) -> None:
 
 def _remotely(run: Run, group: Group, flat: Array, step: int) -> None:
     """Note who touches the shared memory of another CTA, which must not end before that."""
-    there, own = flat // run.shared_bytes, group.threads // run.threads_per_cta
-    for n in np.flatnonzero(there != own).tolist() if run.cluster > 1 else ():
+    if run.cluster == 1:
+        return
+    there = flat // run.shared_bytes
+    for n in np.flatnonzero(there != group.units(run.threads_per_cta)).tolist():
         cta, thread = int(there[n]), int(group.threads[n])
         run.remote(cta, thread, run.agents_of(thread)[1], step)
         if not run.live_in(cta):
@@ -200,63 +199,18 @@ def _remotely(run: Run, group: Group, flat: Array, step: int) -> None:
 
 def check_read(run: Run, group: Group, flat: Array, width: int, how: Semantics = WEAK) -> None:
     """Hold generic reads of shared memory against the clocks."""
-    at, rows, step = granules(run, flat, width), run.rows(group)[:, None], run.tick()
+    step = races.check(run, group, Part(None, flat, run.shared), width, how, writes=False)
     _remotely(run, group, flat, step)
-    if how.scope:
-        channels = _strong(run, group)
-        conflict = run.clocks.read(at, rows, step, agent=channels[:, None], strong=True)
-    else:
-        conflict = run.clocks.read(at, rows, step)
-    run.conflict(conflict, "reads")
-    _fresh(run, group, flat, at, how)
-    if how.scope:
-        transfer(run, group, flat, run.cells, step, how, writes=False)
-
-
-def _fresh(run: Run, group: Group, flat: Array, at: Array, how: Semantics) -> None:
-    """Report reads of what nobody wrote; strong ones also of what was first written unordered."""
-    clocks = run.clocks
-    fresh = clocks.unsure(at, run.rows(group)[:, None]) if how.scope else clocks.fresh(at)
-    if run.code.reserved:  # the system has written there
-        fresh &= (flat % run.shared_bytes < run.own_bytes)[:, None]
-    if fresh.any():
-        i = int(np.argmax(fresh.any(1)))
-        offset, thread = int(flat[i]) % run.shared_bytes, int(group.threads[i])
-        never = clocks.fresh(at[i]).any()
-        why = "which nobody wrote" if never else "and nothing orders its first write before"
-        severity = "error" if how.scope else "warning"  # a plain load's value may not matter
-        message = f"reads shared byte {offset}, {why}"
-        run.find("uninitialised", message, who=thread, address=offset, severity=severity)
 
 
 def check_write(
     run: Run, group: Group, flat: Array, width: int, how: Semantics = WEAK,
     stored: tuple[Array, Array, Array] | None = None,
 ) -> None:  # fmt: skip
-    """Hold generic writes of shared memory against the clocks.
-
-    ``stored`` are the places, what is stored there, and what is there: equal values only warn.
-    """
-    at, rows, step = granules(run, flat, width), run.rows(group)[:, None], run.tick()
+    """Hold generic writes of shared memory against the clocks, as ``races.check`` does."""
+    part = Part(None, flat, run.shared)
+    step = races.check(run, group, part, width, how, writes=True, stored=stored)
     _remotely(run, group, flat, step)
-    if not how.scope:
-        conflict = run.clocks.write(at, rows, step)
-        if conflict is not None:
-            at_once = conflict.other_step == step
-            equal = stored is not None and races.equal_values(*stored, at_once=at_once)
-            if not (equal and at_once and stored and races.of_one_warp(group, stored[0])):
-                run.conflict(conflict, "writes", equal=equal)
-        return
-    if how.updates and not how.replaces:
-        _fresh(run, group, flat, at, how)
-    channels = _strong(run, group)
-    order = run.clocks.clocks[ORDER].reshape(-1, run.clocks.agents)
-    before = order[rows[:, 0], channels]
-    order[rows[:, 0], channels] = np.iinfo(np.int32).max  # strong reads do not race with this
-    conflict = run.clocks.write(at, rows, step, strong=True)
-    order[rows[:, 0], channels] = before
-    run.conflict(conflict, "writes")
-    transfer(run, group, flat, run.cells, step, how, writes=True)
 
 
 def multicast(run: Run, cta: int, mask: int) -> list[int]:
@@ -268,19 +222,11 @@ def multicast(run: Run, cta: int, mask: int) -> list[int]:
 
 def hold(run: Run, group: Group, flat: Array, width: int, channel: int, does: str) -> None:
     """Let a channel read bytes at ``flat`` from here on, for a group, by the asynchronous proxy."""
-    at, rows = np.unique(granules(run, flat.reshape(-1), width)), run.rows(group)[:: run.unit]
-    conflict = run.clocks.read(at[None], rows[:, None], run.tick(), by=PROXIED, agent=channel)
-    run.conflict(conflict, does)
-
-
-def _strong(run: Run, group: Group) -> Array:
-    """Return the channel of each thread's strong reads, one a domain."""
-    each = run.cluster * run.threads_per_cta
-    domains = group.threads // each
-    channels = np.zeros(int(domains[-1]) + 1, np.int64)
-    for domain in domains[np.flatnonzero(np.diff(domains, prepend=-1))].tolist():
-        channels[domain] = run.channel("strong reads", 0, domain * each, asynchronous=False)
-    return np.asarray(channels[domains])
+    at = np.unique(run.inside.places(flat.reshape(-1), width)) * run.inside.width
+    races.check(
+        run, group, Part(None, at, run.shared), run.inside.width, writes=False, by=PROXIED,
+        channels=channel, does=does, every=True,
+    )  # fmt: skip
 
 
 Update = Callable[[Array, Array, Any, Array], None]

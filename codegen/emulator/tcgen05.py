@@ -24,12 +24,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from . import races
 from .barriers import arrive, at_barrier
 from .clocks import ORDER, TENSOR
 from .decoder import Action, Builder, Control, Decoder, each_thread, together
 from .descriptors import NARROW, elements, matrix_at
 from .matrices import narrowed
-from .memory import SHARED
+from .memory import SHARED, Part
 from .moves import space_of
 from .parser import Instruction
 from .report import Array
@@ -50,29 +51,24 @@ def access(
 
     ``own``: operations of the same channel are in order anyway.
     """
-    step, rows = run.tick(), run.rows(group)[:: run.unit]
     first, number = columns
-    who = run.name(*divmod(int(rows[0]), run.clocks.agents))
+    who = run.name(*divmod(int(run.rows(group)[0]), run.clocks.agents))
     if not run.tensor[cta].owns(first, number):
         run.find(
             "tensor memory", f"{who}: columns {first} to {first + number - 1} are not allocated"
         )
         if first + number > COLUMNS:
-            return step
-    base = len(run.clocks.write_step) - run.ctas * _QUARTERS * COLUMNS
+            return run.tick()
+    base = run.inside.granules - run.ctas * _QUARTERS * COLUMNS
     at = base + (cta * _QUARTERS + quarters[:, None]) * COLUMNS + first + np.arange(number)
-    clocks = run.clocks
-    flat = clocks.clocks[TENSOR].reshape(-1, clocks.agents)
-    before = flat[rows, channel].copy()
-    if own:
-        flat[rows, channel] = np.iinfo(np.int32).max
-    note = clocks.write if writes else clocks.read
-    found = note(at.reshape(1, -1), rows[:, None], step, agent=channel, by=TENSOR)
-    flat[rows, channel] = before
-    run.conflict(found, "writes" if writes else "reads")
-    if found is None and not writes and clocks.fresh(at).any():
+    if not writes and (run.inside.first(at) == 0).any():
         run.find("uninitialised", f"{who} reads tensor memory that nobody wrote")
-    return step
+    width = run.inside.width
+    part = Part(None, at.reshape(-1) * width, run.shared)
+    return races.check(
+        run, group, part, width, writes=writes, by=TENSOR, channels=channel, every=True,
+        in_order=own,
+    )  # fmt: skip
 
 
 _SHAPES = {"32x32b": (1, 1), "16x32bx2": (1, 1), "16x64b": (1, 2), "16x128b": (2, 4),

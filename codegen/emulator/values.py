@@ -30,7 +30,7 @@ from .report import Array
 
 __all__ = [
     "PACKED", "TYPES", "constant", "flushed", "fma", "immediate", "products", "quotient", "root",
-    "rounded", "typed", "wrapped",
+    "rounded", "single", "typed", "wrapped",
 ]  # fmt: skip
 
 _TOKEN = re.compile(
@@ -136,10 +136,9 @@ PACKED = {"f16x2": "f16", "bf16x2": "bf16", "f32x2": "f32", "u16x2": "u16", "s16
 """What each half of a packed type is."""
 
 _FINFO: Callable[[np.dtype[Any]], Any] = ml_dtypes.finfo
-_TINY = float(np.finfo(np.float32).tiny)
-_TIE = np.uint64(1 << 28)
 _ALONE = 1 << 18  # multiplications that OpenBLAS does in one thread
-_BELOW = np.uint64((1 << 29) - 1)
+_UNDER, _MIDDLE = 35, np.iinfo(np.int64).min  # the 29 bits that float32 has not: 1, then zeros
+_LEAST = 1 << 24  # the bits of the least normal number of float32, without its sign
 _NO = -5000  # zero's exponent
 _APART = 300  # powers of 2 between two numbers of whose lesser only the sign counts
 
@@ -235,6 +234,8 @@ def flushed(values: Any, part: np.dtype[Any]) -> Any:
 
 def fma(a: Any, b: Any, c: Any, mode: str, kind: str, *, flush: bool = False) -> Array:
     """Return ``a * b + c`` rounded once; in float64 of fractions, as their exponents are apart."""
+    if (mode, kind) == ("rn", "f32") and (near := single(a, b, c)) is not None:
+        return near
     x, y, z = (np.atleast_1d(np.asarray(v, np.float64)) for v in (a, b, c))
     scale: Any = 0
     low: Any = 0.0
@@ -246,10 +247,6 @@ def fma(a: Any, b: Any, c: Any, mode: str, kind: str, *, flush: bool = False) ->
         z, scale = np.ldexp(z, gap), np.where(gap == _APART, alone - _APART, both)
     product = x * y
     plain = product + z
-    if mode == "rn" and kind == "f32":
-        doubtful = plain.view(np.uint64) & _BELOW == _TIE
-        if not (doubtful | (np.abs(plain) < _TINY)).any():
-            return plain.astype(np.float32)
     if mode == "rm":
         minus = (plain == 0) & (np.signbit(product) | np.signbit(z))
         plain = np.where(minus, -0.0, plain)
@@ -258,6 +255,22 @@ def fma(a: Any, b: Any, c: Any, mode: str, kind: str, *, flush: bool = False) ->
     total, error = _sum(total, _odd(*_sum(left, less)))
     usual = np.isfinite(total) & (total != 0)
     return rounded(np.where(usual, total, plain), error, mode, kind, scale, flush=flush)
+
+
+def single(a: Any, b: Any, c: Any) -> Array | None:
+    """Return ``a * b + c`` of float32, rounded twice; None where that may not be as once.
+
+    The product is exact in float64.  Only a sum in the middle between two numbers of float32 may
+    have been rounded to there, and below the normal numbers the middles are elsewhere.
+    """
+    sums = np.atleast_1d(np.asarray(a, np.float64) * b)
+    sums = sums + c if np.size(c) > np.size(sums) else np.add(sums, c, out=sums)
+    if (sums.view(np.int64) << _UNDER).min() == _MIDDLE:
+        return None
+    result = sums.astype(np.float32)
+    sizes = result.view(np.uint32) << 1
+    small = sizes.min() <= _LEAST and (sizes - 1).min() < _LEAST  # zeros are exact
+    return None if small else result
 
 
 def quotient(a: Any, b: Array, mode: str, kind: str) -> Array:
