@@ -448,13 +448,13 @@ def test_no_edited_certificate_of_an_illegal_term_is_accepted(data: st.DataObjec
     tree["term"], width = key_of(text_of(case.program)), len(reader.names)
     tree["columns"] = width
     for clock in tree["clocks"]:
-        lags = [x for run in clock for x in ([run[0]] * run[1] if isinstance(run, list) else [run])]
+        lags = [lag for lag, many in zip(*clock, strict=True) for _ in range(many)]
         lags = (lags + [data.draw(st.integers(-3, 1))] * width)[:width]
         for _ in range(data.draw(st.integers(0, 3))):
             lags[data.draw(st.integers(0, width - 1))] = data.draw(
                 st.sampled_from([0, -1, -2, 1, 9])
             )
-        clock[:] = lags
+        clock[:] = lags, [1] * width
     for _ in range(data.draw(st.integers(0, 4))):
         node = data.draw(st.sampled_from(tree["nodes"]))
         field = data.draw(st.sampled_from(["known", "own", "holds", "touched", "open", "messages"]))
@@ -470,7 +470,8 @@ def test_no_edited_certificate_of_an_illegal_term_is_accepted(data: st.DataObjec
                 node[field].pop()
             case "holds" if node[field]:
                 slots = data.draw(st.sampled_from(node[field]))
-                slots[0] = [data.draw(st.integers(-2, 2)), "f" * data.draw(st.integers(1, 40))]
+                slots[0] = [data.draw(st.integers(-2, 2)), len(tree["cells"])]
+                tree["cells"].append("f" * data.draw(st.integers(1, 40)))
     if data.draw(st.booleans()):
         tree["nodes"].pop(data.draw(st.integers(0, len(tree["nodes"]) - 1)))
     assert not verified(case.program, json.dumps(tree)).accepted
@@ -485,6 +486,17 @@ def test_what_is_left_out_is_an_image_and_checked() -> None:
     assert not any(row is None for node in json.loads(whole)["nodes"] for row in node["known"])
     tree["nodes"][0]["known"][0] = None
     assert "left out" in verified(term("hopper", "two consumers"), json.dumps(tree)).line
+
+
+def test_a_cta_of_a_cluster_is_left_out_as_an_image() -> None:
+    """All of a cluster's clocks are those of its first CTA, also of barriers and of groups."""
+    program = term("hopper", "cluster")
+    one = len({(r.name, i) for r in program.roles for i in range(2 * int(r.copies))})
+    for node in json.loads(certificate_of("hopper", "cluster"))["nodes"]:
+        assert 0 < sum(row is not None for row in node["known"]) <= one < len(node["known"])
+        named = {row for _, _, row in node["messages"]} - {None}
+        assert len(named) <= len(node["messages"]) // 2
+        assert any(row is None for _, _, rows in node["groups"] for row in rows)
 
 
 def test_statements_of_all_kinds_are_among_the_presets() -> None:

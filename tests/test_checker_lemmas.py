@@ -202,7 +202,7 @@ def overlapping() -> Program:
 # What is weakened
 
 
-OVER, KNOWS, CONFLICTS = Execution.over, Execution.knows, Execution.conflicts
+OVER, CONFLICTS = Execution.over, Execution.conflicts
 ABSENT, PRODUCT, LATEST = Execution.absent, Execution.product, Protocol._latest
 
 
@@ -280,7 +280,7 @@ def nothing(*_: Any) -> None:
 LEMMAS: dict[str, tuple[Callable[[], Program], tuple[tuple[Any, str, Any], ...], str]] = {
     "early": (swapped_wait, ((Execution, "over", over(True)),), "early"),
     "parity_begins": (every_second_phase, ((Execution, "over", over(False)),), "parity"),
-    "parity_ends": (spectator, ((Execution, "knows", lambda *_: True),), "parity"),
+    "parity_ends": (spectator, ((Execution, "lacks", nothing),), "parity"),
     "race": (unsynchronised, ((Execution, "conflicts", nothing),), "race"),
     "value": (another_index, ((Execution, "value", nothing),), "value"),
     "value_of_registers": (unwritten_registers, ((Execution, "value", nothing),), "value"),

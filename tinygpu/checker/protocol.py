@@ -63,7 +63,10 @@ from tinygpu.term.program import (
     each,
 )
 
-__all__ = ["NONE", "PARTS", "Action", "Actor", "PacedRing", "Phased", "Protocol", "Reference"]
+__all__ = [
+    "NONE", "PARTS", "Action", "Actor", "Asked", "Image", "PacedRing", "Phased", "Protocol",
+    "Reference",
+]  # fmt: skip
 
 Part = Literal["start", "head", "loop", "tail", "end"]
 PARTS: tuple[Part, ...] = ("start", "head", "loop", "tail", "end")
@@ -72,6 +75,8 @@ NONE = -1_000_000
 _MOST = 10_000
 """No offset and no pace is more."""
 Clock = NDArray[np.int32]
+Image = tuple[int, NDArray[np.intp]] | None
+"""Of whose clock one may be the image, and from which column each lag is; None: of none."""
 
 
 class Pace(NamedTuple):
@@ -157,6 +162,15 @@ class Phased:
     def far(self) -> bool:
         """Whether some arrivals come from another CTA, and so later than their threads go on."""
         return any(action.actor.cta != self.cta for action, _ in self.arrivals)
+
+
+class Asked(NamedTuple):
+    """Which lags a clock needs, of actions, in columns; ``done``: if that is done, -1: always."""
+
+    actions: list[Action]
+    columns: NDArray[np.intp]
+    lags: Clock
+    done: NDArray[np.intp]
 
 
 class Premise(NamedTuple):
@@ -429,13 +443,13 @@ class Protocol:
         return one
 
     def along(self, cta: tuple[int, ...], axes: str) -> list[tuple[int, ...]]:
-        """Return the CTAs along axes of the cluster, or of all of it, from one on."""
+        """Return the CTAs along axes of the cluster, or of all of it, from this one on."""
         names = [name for name, _ in self.program.cluster]
         told = set(names) if axes == "cluster" else set(axes.split())
         if strange := told - set(names):
             uncertified(f"{min(strange)} is no axis of the cluster")
         ranges = [
-            range(int(extent)) if name in told else (rank,)
+            [(rank + i) % int(extent) for i in range(int(extent) if name in told else 1)]
             for (name, extent), rank in zip(self.program.cluster, cta, strict=True)
         ]
         return list(product(*ranges))
@@ -585,7 +599,10 @@ class Protocol:
         self._lists()
 
     def _lists(self) -> None:
-        """List the columns of each part, of each agent's fences and products."""
+        """List the columns of each part, of each agent's fences and products.
+
+        Also which actions are past when a part begins.
+        """
         parts: dict[Part, set[int]] = {part: set() for part in PARTS}
         fences: list[set[tuple[int, int, bool]]] = [set() for _ in self.actors]
         products: list[set[int]] = [set() for _ in self.actors]
@@ -597,6 +614,13 @@ class Protocol:
                 fences[action.actor.number].update((c, f, each_) for c, f in pairs)
                 if action.entry is not None and action.entry.done == "multiplied":
                     products[action.actor.number].update(one.columns)
+        self.past = {
+            part: np.array([
+                a.part != part and a.part in ("start", *(["head"] * (part in ("loop", "tail"))))
+                for a in self.actions
+            ], bool)
+            for part in PARTS
+        }  # fmt: skip
         self.indexed = [action for action in self.actions if action.indexed]
         whole = np.intp
         self.columns = {part: np.array(sorted(some), whole) for part, some in parts.items()}
@@ -604,56 +628,87 @@ class Protocol:
         self.products = [np.array(sorted(some), whole) for some in products]
         self.prior = np.array([self._prior(c) for c in range(len(self.names))], np.int32)
 
-    def images(self) -> list[tuple[int, NDArray[np.intp]] | None]:
-        """Return of each agent which it may be an image of, and from which column each is.
+    # Images.
 
-        The first copy in the first CTA of the cluster stands for the others; see ``written``.
+    def images(self) -> list[Image]:
+        """Return of which agent's clock each agent's may be the image; see ``written``.
+
+        The first copy in the first CTA of the cluster stands for the others.
         """
+        first = {(a.role.name, a.first): a.number for a in reversed(self.actors)
+                 if a.copy == 0 and not any(a.cta)}  # fmt: skip
+        return [
+            self._image(first[a.role.name, a.first], a.cta, a.role.name, a.copy)
+            for a in self.actors
+        ]
+
+    def barrier_images(self) -> list[Image]:
+        """Return of which barrier's messages each barrier's may be images."""
+        first = {b.key: b.number for b in self.barriers if not any(b.cta)}
+        return [self._image(first[b.key], b.cta, "", 0) for b in self.barriers]
+
+    def _image(self, number: int, cta: tuple[int, ...], role: str, copy: int) -> Image:
+        """Return from which column each is, if all is seen from this CTA and copy; None: no map."""
+        key = ("image", cta, role if copy else "", copy)
+        if key not in self._known:
+            one, other = self._seen(tuple(0 for _ in cta), "", 0), self._seen(cta, role, copy)
+            first, second = np.argsort(one, kind="stable"), np.argsort(other, kind="stable")
+            source = np.zeros(len(one), np.intp)
+            source[second] = first
+            alike = np.array_equal(one[first], other[second])
+            self._known[key] = source if alike and (copy or any(cta)) else None
+        source = self._known[key]
+        return None if source is None else (number, source)
+
+    def _seen(self, cta: tuple[int, ...], role: str, copy: int) -> NDArray[np.int64]:
+        """Return a number for each column that says what it is about.
+
+        Ranks are counted from those of the CTA on, and the copy's number and the first's exchanged.
+        """
+        if ("about",) not in self._known:
+            self._known["about",] = self._about()
+        kinds, roles, copies, *ranks = self._known["about",]
+        swapped = (roles == role) & ((copies == 0) | (copies == copy))
+        found = kinds * (1 + int(copies.max(initial=0))) + np.where(swapped, copy - copies, copies)
         extents = [int(n) for _, n in self.program.cluster]
+        for every in ranks:
+            for axis, (extent, mine) in enumerate(zip(extents, cta, strict=True)):
+                found = found * extent + (every[:, axis] - mine) % extent
+        return np.asarray(found)
 
-        def seen(actor: Actor, me: Actor) -> tuple[Any, ...]:
-            by = (a - b for a, b in zip(actor.cta, me.cta, strict=True))
-            cta = tuple(n % extent for n, extent in zip(by, extents, strict=True))
-            copy = actor.copy
-            if actor.role.name == me.role.name and copy in (0, me.copy):
-                copy = me.copy - copy
-            return (actor.role.name, copy, actor.first, cta)
-
-        def keys(me: Actor) -> dict[tuple[Any, ...], int]:
-            found: dict[tuple[Any, ...], int] = {}
-            times: dict[tuple[Any, ...], int] = {}
-            for column, (action, ring, residue, what) in enumerate(self.rules):
-                where = ring.cta if isinstance(ring, PacedRing | Phased) else me.cta
-                by = tuple((a - b) % n for a, b, n in zip(where, me.cta, extents, strict=True))
-                name = "" if ring is None else ring.key
-                who = () if action is None else (seen(action.actor, me), action.part, action.site)
-                key: tuple[Any, ...] = (who, name, by, residue, what)
-                times[key] = times.get(key, 0) + 1
-                found[(*key, times[key])] = column
-            return found
-
-        found: list[tuple[int, NDArray[np.intp]] | None] = []
-        first = {(a.role.name, a.first): a for a in reversed(self.actors) if a.copy == 0
-                 and not any(a.cta)}  # fmt: skip
-        for actor in self.actors:
-            one = first[actor.role.name, actor.first]
-            image = None
-            if one is not actor:
-                mine, theirs = keys(actor), keys(one)
-                if mine.keys() == theirs.keys():
-                    image = np.zeros(len(self.names), np.intp)
-                    for key, column in mine.items():
-                        image[column] = theirs[key]
-            found.append(None if image is None else (one.number, image))
-        return found
+    def _about(self) -> tuple[NDArray[Any], ...]:
+        """Return for each column its kind, role and copy, and the CTAs who acts and what is hit."""
+        kinds: dict[tuple[Any, ...], int] = {}
+        rows = []
+        for action, ring, residue, what in self.rules:
+            name = "" if ring is None else ring.key
+            a = None if action is None else action.actor
+            role, copy = ("", 0) if a is None else (a.role.name, a.copy)
+            site = () if a is None or action is None else (a.first, action.part, action.site)
+            places = [one.cta for one in (a, ring) if one is not None]
+            kind = (role, site, name, residue, what)
+            number = kinds.setdefault(kind, len(kinds))
+            rows.append((number, role, copy, places[0], places[-1]))
+        parts = list(zip(*rows, strict=True)) or [()] * 5
+        shape = (len(rows), len(self.program.cluster))
+        return (
+            np.array(parts[0], np.int64),
+            np.array(parts[1], np.str_),
+            np.array(parts[2], np.int64),
+            np.array(parts[3], np.int64).reshape(shape),
+            np.array(parts[4], np.int64).reshape(shape),
+        )
 
     # Conflicts.
 
     def _conflicts(self) -> None:
         """Find what each reference to memory has to know of the others of its ring."""
         for ring in self.rings:
+            others = ring.references
+            if ring.buffer.level == "registers":  # a thread's own, in its order, but for products
+                others = [pair for pair in others if _done(pair[0]) == "multiplied"]
             for action, one in ring.references:
-                for other, two in ring.references:
+                for other, two in others:
                     if (one.write or two.write) and one.cells & two.cells:
                         self._conflict(ring, action, one, other, two)
 
@@ -663,16 +718,8 @@ class Protocol:
         """Note what ``one`` has to know of the earlier ``two``."""
         assert action.entry is not None
         assert other.entry is not None
-        if ring.buffer.level == "registers":  # a thread's own, in its order, but for products
-            if other.entry.done != "multiplied":
-                return
-            if (
-                action.entry.done == "multiplied"
-                and one.adds
-                and two.adds
-                and _alike(action, other)
-            ):
-                return  # sums of products of one shape are added in order
+        if one.adds and two.adds and _done(action) == _done(other) and _alike(action, other):
+            return  # sums of products of one shape are added in order
         together = action.actor.team == other.actor.team and action.site == other.site
         apart = together and one.write and two.write and action.actor is not other.actor
         apart = apart and action.entry.issuer == "warp"  # which wrote the cells of all together
@@ -718,17 +765,58 @@ class Protocol:
         last: int,
     ) -> int | None:  # fmt: skip
         """Return the last turn, up to ``last``, at which ``other`` touched the slot of ``one``."""
-        if self.step_of(ring, other) is None:
-            here = last == 0 and action.part == other.part and (one.offset - two.offset)
-            return -1 if here and here % ring.stages else last
-        every = self.takes_every(other.actor)
-        for lag in range(last, last - ring.stages * every, -1):
-            if ring.pace.turn and _counter(other.part) == "tile" and lag % every:
-                continue
-            at = two.offset + self.index(ring, other, lag)
-            if (at - one.offset) % ring.stages == 0:
-                return lag
-        return None
+        same, every = action.part == other.part, self.takes_every(other.actor)
+        by = two.offset - one.offset
+        key = ("latest", ring.number, other.part, same, every, by, last)
+        if key not in self._known:
+            lags = range(last, last - ring.stages * every, -1)
+            if self.step_of(ring, other) is None:
+                here = last == 0 and same and by % ring.stages
+                self._known[key] = -1 if here else last
+            else:
+                self._known[key] = next(
+                    (
+                        lag for lag in lags
+                        if not (ring.pace.turn and _counter(other.part) == "tile" and lag % every)
+                        and (by + self.index(ring, other, lag)) % ring.stages == 0
+                    ),
+                    None,
+                )  # fmt: skip
+        found: int | None = self._known[key]
+        return found
+
+    def asked(self, barrier: Phased, x: int, *, waits: bool) -> Asked:
+        """Return what a clock has of the waits for a phase, or else of the arrivals at it.
+
+        A turn that is not yet due counts once it is done.
+        """
+        key = ("asked", barrier.number, x, waits)
+        if key not in self._known:
+            always: list[tuple[Action, int, int]] = []
+            done: list[tuple[Action, int, int]] = []
+            for action, offset in barrier.waits if waits else barrier.arrivals:
+                by = self.step_of(barrier, action)
+                residue = action.columns[x % barrier.stages]
+                if action.indexed:
+                    always.append((action, residue, x))
+                elif by:
+                    turn, rest = divmod(x - offset, by)
+                    if not rest and turn <= 0:
+                        (done if turn == 0 else always).append((action, residue, turn))
+                elif by is None or offset == x:
+                    for column in sorted({*action.columns}):
+                        always.append((action, column, -1))
+                        done.append((action, column, 0))
+            every = (*always, *done)
+            numbers = [action.number for action, _, _ in done]
+            self._known[key] = Asked(
+                [action for action, _, _ in every],
+                np.array([column for _, column, _ in every], np.intp),
+                np.array([lag for _, _, lag in every], np.int32),
+                np.array([*(-1 for _ in always), *numbers], np.intp),
+            )
+        found: Asked = self._known[key]
+        return found
 
     def _prior(self, column: int) -> int:
         """Return the last turn before this one that a column is about; -1 if that varies."""
@@ -756,6 +844,10 @@ def _alike(one: Action, other: Action) -> bool:
 
 def _counter(part: Part) -> str:
     return {"loop": "step", "head": "tile", "tail": "tile"}.get(part, "")
+
+
+def _done(action: Action) -> str:
+    return "" if action.entry is None else action.entry.done
 
 
 def _proxy(action: Action) -> str:
@@ -891,7 +983,7 @@ class _Scope:
     ) -> None:  # fmt: skip
         place = self.protocol.phased(barrier, cta)
         pace, offset = self._place(index, env, made.part)
-        self._agree(place, pace, f"{made}")
+        self._agree(place, pace, made)
         made.told.append((place, offset))
         match made.statement:
             case Wait():
@@ -902,14 +994,14 @@ class _Scope:
             case _:
                 place.counts_bytes = True
 
-    def _agree(self, ring: PacedRing | Phased, pace: Pace, what: str) -> None:
+    def _agree(self, ring: PacedRing | Phased, pace: Pace, *what: object) -> None:
         both = ring.pace.with_(pace)
         if both is None:
-            uncertified(f"{what} moves otherwise than others at {ring.name}")
+            uncertified(*what, f"moves otherwise than others at {ring.name}")
         ring.pace = both
         if pace.turn:
             if isinstance(ring, Phased) or ring.takes not in ((0, 1), (self.start, self.step)):
-                uncertified(f"{what}: turns of several copies at {ring.name}")
+                uncertified(*what, f"turns of several copies at {ring.name}")
             ring.takes = (self.start, self.step)
 
     def _do(self, made: Action, s: Do, env: Mapping[str, int]) -> None:
@@ -977,7 +1069,7 @@ class _Scope:
             )
         ring = p.ring(a, buffer, a.cta if cta is None else cta)
         pace, offset = self._place(access.index, env, made.part)
-        self._agree(ring, pace, f"{made}: {access}")
+        self._agree(ring, pace, made, access)
         cells = self._cells(made, s, access, env, write=write)
         if made.entry.done == "landed" and cells.bit_count() != prod(map(int, s.values)):
             uncertified(f"{s}: it writes a cell twice, or none")

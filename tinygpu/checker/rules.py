@@ -26,7 +26,17 @@ import numpy as np
 
 from tinygpu.checker.invariant import Held, Invariant
 from tinygpu.checker.outcome import refuse, uncertified
-from tinygpu.checker.protocol import NONE, PARTS, Action, Actor, Part, Phased, Protocol, Reference
+from tinygpu.checker.protocol import (
+    NONE,
+    PARTS,
+    Action,
+    Actor,
+    Asked,
+    Part,
+    Phased,
+    Protocol,
+    Reference,
+)
 from tinygpu.checker.table import FENCES, GROUPS
 from tinygpu.term.program import Arrive, Commit, Do, Exit, Fence, Sync, Wait, WaitGroup
 
@@ -59,7 +69,7 @@ class Execution:
         self.todo = [[a for a in actions if self.runs(a)] for actions in protocol.todo[node.part]]
         self.at = [0] * n
         self.begun = [-1] * n
-        self.done: set[int] = set()
+        self.done = protocol.past[node.part].copy()
         self.meeting: dict[Any, list[int]] = {}
         self.left = [False] * n
 
@@ -116,11 +126,7 @@ class Execution:
 
     def happened(self, action: Action) -> bool:
         """Say whether an action is done at this turn of its part."""
-        if action.part == self.node.part:
-            return action.number in self.done
-        return action.part == "start" or (
-            action.part == "head" and self.node.part in ("loop", "tail")
-        )
+        return bool(self.done[action.number])
 
     def absent(self) -> None:
         """Raise lags over turns that are none: who knows all before them knows all.
@@ -151,9 +157,7 @@ class Execution:
             (barrier, offset), *_ = action.told
             if self.node.part == "loop":
                 offset += barrier.pace.step or 0
-            if action.number not in self.done and (
-                self.node.part == "tail" or self.node.left[0] > 1
-            ):
+            if not self.done[action.number] and (self.node.part == "tail" or self.node.left[0] > 1):
                 columns.append(action.columns[offset % barrier.stages])
                 index.append(offset)
                 stages.append(barrier.stages)
@@ -223,7 +227,7 @@ class Execution:
                 self.exit(action)
             case _:
                 uncertified(f"{action}")
-        self.done.add(action.number)
+        self.done[action.number] = True
         return True
 
     def group(self, action: Action, name: str) -> str:
@@ -321,10 +325,9 @@ class Execution:
                 if 0 < len(who.intersection(team)) < len(team):
                     self.refuse("deadlock", action, "ends a phase with some threads of a copy")
         else:
-            for wait, offset in barrier.waits:
-                if not self.knows(message, barrier, wait, offset, x - d):
-                    self.refuse("parity", action, f"ends {barrier.name}@{x} while {wait} for "
-                                "the phase before may not be passed")  # fmt: skip
+            if wait := self.lacks(message, self.protocol.asked(barrier, x - d, waits=True)):
+                self.refuse("parity", action, f"ends {barrier.name}@{x} while {wait} for "
+                            "the phase before may not be passed")  # fmt: skip
         message[barrier.over[x % d]] = x
         state.open[barrier.number][x % d] = x + d
         del state.counts[at]
@@ -341,26 +344,14 @@ class Execution:
         if barrier.counts_bytes or barrier.barrier.named or (barrier.far and not far):
             return False
         complete = self.state.open[barrier.number][x % barrier.stages] > x
-        return complete and all(
-            self.knows(known, barrier, action, offset, x) for action, offset in barrier.arrivals
-        )
+        asked = self.protocol.asked(barrier, x, waits=False)
+        return complete and self.lacks(known, asked) is None
 
-    def knows(self, clock: Any, barrier: Phased, action: Action, offset: int, x: int) -> bool:
-        """Say whether a clock has the turn at which an action waits for, or arrives at, phase x."""
-        if action.indexed:
-            return bool(clock[action.columns[x % barrier.stages]] >= x)
-        last = 0 if self.happened(action) else -1
-        by = self.protocol.step_of(barrier, action)
-        columns = sorted({*action.columns})
-        turn: int | None = last
-        if by == 0:
-            turn = last if offset == x else None
-        elif by is not None:
-            turn, rest = divmod(x - offset, by)
-            if rest or turn > last:
-                return True
-            columns = [action.columns[x % barrier.stages]]
-        return turn is None or all(clock[c] >= turn for c in columns)
+    def lacks(self, clock: Any, asked: Asked) -> Action | None:
+        """Return the first action of which a clock lacks what is asked."""
+        due = (asked.done < 0) | self.done[asked.done]
+        (missing,) = np.nonzero(due & (clock[asked.columns] < asked.lags))
+        return asked.actions[missing[0]] if len(missing) else None
 
     def sync(self, action: Action) -> bool:
         """Meet at bar.sync or barrier.cluster; then each knows what all know."""
@@ -390,7 +381,7 @@ class Execution:
             self.state.known[n] = np.maximum(self.state.known[n], together)
             if n != number:
                 self.at[n] += 1
-                self.done.add(mine.number)
+                self.done[mine.number] = True
         del self.meeting[key]
         return True
 
@@ -558,6 +549,11 @@ class Execution:
             if counts[2]:
                 refuse(f"exit: bytes land at {self.protocol.barriers[b].name}@{x} after the end")
         best = state.known.max(axis=0)
+        every = np.maximum(state.known, state.own)
+        best_of = {
+            cta: every[[a.number for a in actors if a.cta == cta]].max(axis=0)
+            for cta in {a.cta for a in actors}
+        }
         for action in self.protocol.actions:
             last = -1 + self.happened(action)
             columns = [c for one in action.references for c in one.columns]
@@ -576,7 +572,6 @@ class Execution:
                 if one.write and one.ring.buffer.level == "smem"
             ]
             for cta, columns in sent:
-                if cta != action.actor.cta and columns:
-                    there = [self.tell(a.number) for a in actors if a.cta == cta]
-                    if any(max(int(known[c]) for known in there) < need[c] for c in columns):
-                        self.refuse("exit", action, f"may reach CTA {cta} when that has ended")
+                far = cta != action.actor.cta
+                if far and any(best_of[cta][c] < need[c] for c in columns):
+                    self.refuse("exit", action, f"may reach CTA {cta} when that has ended")
