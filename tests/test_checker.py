@@ -35,6 +35,7 @@ from tests.async_protocols import _program as protocol
 from tests.async_protocols import _read as read
 from tests.async_protocols import _ring as ring
 from tests.hopper_terms import rebuffered, rewritten
+from tests.hostile_terms import index_named_twice
 from tests.small_programs import LEAVE, ZERO, small
 from tests.test_term_text import OPERATIONS, presets, term
 from tinygpu.checker import table
@@ -44,6 +45,7 @@ from tinygpu.checker.outcome import Ruling
 from tinygpu.checker.written import verified, written
 from tinygpu.errors import ProgramError
 from tinygpu.isa.instructions import INSTRUCTIONS
+from tinygpu.meaning.interpret import check as check_of_meaning
 from tinygpu.term.fields import KNOWN
 from tinygpu.term.program import (
     Access,
@@ -112,6 +114,18 @@ def test_other_machines_are_not_certified_or_accepted(name: str) -> None:
 def test_the_order_of_roles_is_no_matter() -> None:
     for program in (store_ring(2, 2), chain(1, 2, True), two_producers(2, False)):
         assert ruling(replace(program, roles=program.roles[::-1])).accepted
+
+
+def test_a_stage_of_a_barrier_that_nobody_names() -> None:
+    """Every second phase alone, of two stages: right, and a wait for the others hangs."""
+    right = index_named_twice()
+    assert ruling(right).accepted
+    assert not check_of_meaning(right, {"i": 300}, seeds=range(4))
+    late = rewritten(right, lambda s: replace(s, index=s.index + 1) if isinstance(s, Wait) else s)
+    assert ruling(late).word == "refused"
+    assert any(f.kind == "deadlock" for f in check_of_meaning(late, {"i": 300}, seeds=(0,)))
+    both = rewritten(right, lambda s: replace(s, index=K) if isinstance(s, Wait | Arrive) else s)
+    assert ruling(both).accepted
 
 
 def test_a_users_instruction_is_believed() -> None:

@@ -3,7 +3,7 @@
     known     what each agent knows: a clock for each, a lag for each column
     own       of an agent that stands for several threads: what each of them did itself
     messages  of a phase that is open or the last that is over: what who waits for it will know
-    open      of each stage of a barrier the phase that is open
+    open      of each stage of a barrier the phase that is open; of one that nobody names the first
     counts    of a phase with contributions: arrivals, bytes expected, bytes landed, who arrived
     groups    of each agent and kind: what a wait for the groups so far gives, the oldest first
     touched   registers of products were touched since the last wgmma.fence
@@ -90,7 +90,8 @@ def advanced(protocol: Protocol, state: Invariant, kind: str, tile: int) -> Inva
     messages, counts, opened = {}, {}, []
     for barrier, stages in zip(protocol.barriers, state.open, strict=True):
         by, d = moved(barrier, kind, tile), barrier.stages
-        opened.append([stages[(r + by) % d] - by for r in range(d)])
+        used = barrier.used  # of another stage no phase ever ends
+        opened.append([stages[(r + by) % d] - by if r in used else r for r in range(d)])
     for (b, x), message in state.messages.items():
         messages[b, x - moved(protocol.barriers[b], kind, tile)] = clock(message)
     for (b, x), count in state.counts.items():

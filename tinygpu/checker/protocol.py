@@ -139,7 +139,10 @@ class PacedRing:
 
 @dataclass(slots=True)
 class Phased:
-    """A barrier of a CTA; ``over``: the columns that say which phases are over, by residue."""
+    """A barrier of a CTA; ``over``: the columns that say which phases are over, by residue.
+
+    ``used``: the residues of all phases that somebody names, at any counters.
+    """
 
     number: int
     name: str
@@ -149,6 +152,7 @@ class Phased:
     pace: Pace = _OPEN
     takes: tuple[int, int] = (0, 1)
     over: list[int] = field(default_factory=list)
+    used: set[int] = field(default_factory=set)
     waits: list[tuple[Action, int]] = field(default_factory=list)
     arrivals: list[tuple[Action, int]] = field(default_factory=list)
     counts_bytes: bool = False
@@ -294,6 +298,7 @@ class Protocol:
         self._conflicts()
         self._groups()
         self._moves()
+        self._used()
 
     # Agents and parts.
 
@@ -580,6 +585,15 @@ class Protocol:
                     else:
                         less[column] = int(_counter(action.part) == kind)
                 self.moves[kind, tile] = (source, less)
+
+    def _used(self) -> None:
+        """Find which residues of a barrier's phases are named."""
+        for action in self.actions:
+            for barrier, offset in action.told:
+                barrier.used.add(offset % barrier.stages)
+        for b in self.barriers:
+            for kind, tile in [*self.moves] * b.stages:
+                b.used |= {(r + moved(b, kind, tile)) % b.stages for r in b.used}
 
     def _groups(self) -> None:
         """Say how many groups each agent's waits tell apart, and which registers products use."""
