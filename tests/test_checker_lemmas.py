@@ -137,6 +137,18 @@ def unwritten_registers() -> Program:
     return rewritten(store_ring(2, 0), one)
 
 
+def sums_that_start_anew() -> Program:
+    """The second slice of a product starts anew at step 3, when its sums hold three steps."""
+
+    def one(s: Statement) -> Statement:
+        if not (isinstance(s, Do) and s.fresh is not None):
+            return s
+        forms = ((n, -3 if n == "slice" else by) for n, by in s.fresh.terms)
+        return replace(s, fresh=Affine(0, tuple(forms)))
+
+    return rewritten(term("plain"), one)
+
+
 def same_slot() -> Program:
     """A worker that never tells: the loader fills a slot again that is still read."""
     program = store_ring(2, 0)
@@ -203,6 +215,7 @@ def overlapping() -> Program:
 
 
 OVER, CONFLICTS = Execution.over, Execution.conflicts
+FILL = Execution.fill
 ABSENT, PRODUCT, LATEST = Execution.absent, Execution.product, Protocol._latest
 
 
@@ -249,6 +262,13 @@ def this_turn(self: Protocol, *given: Any) -> int | None:
     return found if found is not None and found >= 0 else None
 
 
+def all_read(self: Execution, action: Any, one: Any) -> None:
+    """Sums are taken for read by whoever writes over them."""
+    slots = self.state.holds[one.ring.number]
+    slots[:] = [held and replace(held, unread=0) for held in slots]
+    FILL(self, action, one)
+
+
 def hearsay(self: Execution, action: Any, one: Any) -> None:
     """What others were told of products is taken for a thread's own wait."""
     number = action.actor.number
@@ -284,6 +304,7 @@ LEMMAS: dict[str, tuple[Callable[[], Program], tuple[tuple[Any, str, Any], ...],
     "race": (unsynchronised, ((Execution, "conflicts", nothing),), "race"),
     "value": (another_index, ((Execution, "value", nothing),), "value"),
     "value_of_registers": (unwritten_registers, ((Execution, "value", nothing),), "value"),
+    "sums": (sums_that_start_anew, ((Execution, "fill", all_read),), "value"),
     "slots": (same_slot, ((Protocol, "_latest", this_turn),), "proxy"),
     "proxy": (no_fence, ((Execution, "conflicts", no_proxy),), "proxy"),
     "products": (no_wgmma_fence, ((Execution, "product", untouched),), "proxy"),

@@ -7,7 +7,8 @@
     A  parity     a wait for x begins when its agent knows that x - D is over, and its passing is
                   known to the contributions to x + D when that is over
     R  race       who touches cells knows of all that touched them before, unless both read
-    V  value      a read of index x finds x in its slot, and all cells that it takes are written
+    V  value      a read of index x finds x in its slot, and all cells that it takes are written;
+                  sums of products are read before something is written over them
     P  proxy      who comes through the asynchronous proxy knows the fence of who came through the
                   generic one; a product follows a wgmma.fence after what else touched its registers
     G  groups     a wait leaves 0 groups or more pending
@@ -20,11 +21,12 @@ second does not know the first, and R refuses.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from tinygpu.checker.invariant import Held, Invariant
+from tinygpu.checker.invariant import Invariant, Slot
 from tinygpu.checker.outcome import refuse, uncertified
 from tinygpu.checker.protocol import (
     NONE,
@@ -448,7 +450,7 @@ class Execution:
             if one.ring.number in self.protocol.sums[number] and done != "multiplied":
                 state.touched[number] = True
             if one.write:
-                self.fill(one)
+                self.fill(action, one)
             if done == "landed":
                 barrier, x = action.told[i]
                 message = self.tell(number)
@@ -502,27 +504,38 @@ class Execution:
                 self.refuse(what, action, f"touches {one.ring.name}@{one.offset} and does not know "
                             f"{other} {-need} turns ago")  # fmt: skip
 
+    def adds(self, action: Action) -> bool:
+        """Say whether a product adds to its sums, and does not start anew."""
+        if action.fresh is None:
+            return any(one.adds and not one.write for one in action.references)
+        low, high = self.ends(action.fresh)
+        if low <= 0 <= high and low != high:
+            uncertified(f"{action}: where it starts anew is not decided at {self.node}")
+        return low != 0
+
     def value(self, action: Action, one: Reference) -> None:
         """Ask that a slot holds what is read (V)."""
-        if one.adds and action.fresh is not None:
-            low, high = self.ends(action.fresh)
-            if low == high == 0:
-                return
-            if low <= 0 <= high:
-                uncertified(f"{action}: where it starts anew is not decided at {self.node}")
-        held = self.state.holds[one.ring.number][one.offset % one.ring.stages]
-        if held is None or held[0] != one.offset:
-            self.refuse("value", action, f"wants {one.ring.name}@{one.offset}, and its slot holds "
-                        f"{'nothing' if held is None else held[0]}")  # fmt: skip
-        elif one.cells & ~held[1]:
-            self.refuse("value", action, f"reads cells of {one.ring.name} that nothing wrote")
-
-    def fill(self, one: Reference) -> None:
-        """Note what a slot holds after a write."""
+        if one.adds and not self.adds(action):
+            return
         slots, stage = self.state.holds[one.ring.number], one.offset % one.ring.stages
-        held: Held = slots[stage]
-        more = held[1] if held is not None and held[0] == one.offset else 0
-        slots[stage] = (one.offset, one.cells | more)
+        held = slots[stage]
+        if held is None or held.index != one.offset:
+            self.refuse("value", action, f"wants {one.ring.name}@{one.offset}, and its slot holds "
+                        f"{'nothing' if held is None else held.index}")  # fmt: skip
+        elif one.cells & ~held.written:
+            self.refuse("value", action, f"reads cells of {one.ring.name} that nothing wrote")
+        elif not one.adds:
+            slots[stage] = replace(held, unread=held.unread & ~one.cells)
+
+    def fill(self, action: Action, one: Reference) -> None:
+        """Note what a slot holds after a write; sums are read before they are lost (V)."""
+        slots, stage = self.state.holds[one.ring.number], one.offset % one.ring.stages
+        held = slots[stage] or Slot(one.offset, 0)
+        unread = held.unread
+        if unread & one.cells and not (one.adds and self.adds(action)):
+            self.refuse("value", action, f"writes over sums in {one.ring.name} that nobody read")
+        more = held.written if held.index == one.offset else 0
+        slots[stage] = Slot(one.offset, one.cells | more, unread | (one.cells if one.adds else 0))
 
     # The end.
 

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from tinygpu.checker.check import Certificate, Position, ruled
-from tinygpu.checker.invariant import Clocks, Counts, Held, Invariant
+from tinygpu.checker.invariant import Clocks, Counts, Held, Invariant, Slot
 from tinygpu.checker.outcome import RefusedError, Ruling, UncertifiedError, refuse
 from tinygpu.checker.protocol import NONE, PARTS, Image, Protocol
 from tinygpu.term.program import Program
@@ -49,6 +49,9 @@ def written(program: Program, certificate: Certificate) -> str:
         if like is not None and np.array_equal(like, clock):
             return None
         return clocks.setdefault(clock.tobytes(), len(clocks))
+
+    def place(mask: int) -> int:
+        return cells.setdefault(mask, len(cells))
 
     def rows(every: Clocks) -> list[int | None]:
         likes = [None if image is None else every[image[0]][image[1]] for image in agents]
@@ -75,7 +78,7 @@ def written(program: Program, certificate: Certificate) -> str:
             "groups": [[*key, waits(state.groups, *key)] for key in sorted(state.groups)],
             "touched": state.touched,
             "holds": [
-                [held and [held[0], cells.setdefault(held[1], len(cells))] for held in slots]
+                [held and [held.index, place(held.written), place(held.unread)] for held in slots]
                 for slots in state.holds
             ],
         }
@@ -229,8 +232,9 @@ class _Reading:
         """Return what a slot holds."""
         if one is None:
             return None
-        index, place = self.list(one, 2)
-        return self.integer(index), self.cells[self.below(place, len(self.cells))]
+        index, *places = self.list(one, 3)
+        written, unread = (self.cells[self.below(place, len(self.cells))] for place in places)
+        return Slot(self.integer(index), written, unread)
 
     def mask(self, one: Any) -> int:
         """Return a set of cells."""
