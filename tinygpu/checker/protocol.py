@@ -517,14 +517,18 @@ class Protocol:
             if self._residues(action, ring):
                 alike = (ring.stages, ring.pace, one.offset % ring.stages)
                 key = (*key, *((ring.number,) if entry.done == "landed" else alike))
-            if key not in self._known:
-                self._known[key] = self._by_residue(name, action, ring)
-            one.columns = self._known[key]
+            one.columns = self._shared(key, name, action, ring)
             if ring.through and entry.proxy == "generic" and not private:
-                fenced = (*key, "fenced")
-                if fenced not in self._known:
-                    self._known[fenced] = self._by_residue(f"{name} fenced", action, ring)
-                one.fenced = self._known[fenced]
+                one.fenced = self._shared((*key, "fenced"), f"{name} fenced", action, ring)
+
+    def _shared(
+        self, key: tuple[Any, ...], name: str, action: Action, ring: PacedRing
+    ) -> list[int]:
+        """Return the columns of a key, as many as a ring has stages."""
+        if key not in self._known:
+            self._known[key] = self._by_residue(name, action, ring)
+        columns: list[int] = self._known[key]
+        return columns if self._residues(action, ring) else columns[:1] * ring.stages
 
     def _residues(self, action: Action, ring: PacedRing | Phased) -> bool:
         """Say whether what is known of an action is known by residue of its index.
