@@ -9,7 +9,7 @@ import ast
 import json
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass, fields, make_dataclass, replace
+from dataclasses import fields, make_dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from tests.async_protocols import _loop as loop
 from tests.async_protocols import _program as protocol
 from tests.async_protocols import _read as read
 from tests.async_protocols import _ring as ring
+from tests.edited import edited_certificate, ruling, wrong
 from tests.hopper_terms import rebuffered, rewritten
 from tests.hostile_terms import index_named_twice
 from tests.small_programs import LEAVE, ZERO, small
@@ -61,7 +62,6 @@ from tinygpu.term.program import (
     Role,
     Scalar,
     Statement,
-    Sync,
     Wait,
     When,
     each,
@@ -72,12 +72,6 @@ ROOT = Path(__file__).parents[1]
 PRESETS = [(name, point) for name in ("simt", "ampere", "hopper") for point in presets(name)]
 READ = Fence("proxy.async")
 Body = tuple[Statement, ...]
-
-
-def ruling(program: Program) -> Ruling:
-    """What the checker says of the best certificate that is found, which it reads as a file."""
-    certificate, why = certified(program)
-    return why if certificate is None else verified(program, written(program, certificate))
 
 
 @cache
@@ -445,78 +439,11 @@ def test_a_ruling_is_read(field: str) -> None:
     assert hasattr(verified(term("simt", "shared"), certificate_of("simt", "shared")), field)
 
 
-@dataclass
-class Wrong:
-    """An illegal term near a right one, and the right one's certificate, bound to the wrong one."""
-
-    program: Program
-    tree: dict[str, Any]
-
-
-@cache
-def wrong() -> tuple[Wrong, ...]:
-    found = []
-    for right, change in (
-        (store_ring(2, 0), lambda s: () if isinstance(s, Wait) and "empty" in str(s) else s),
-        (store_ring(2, 0), lambda s: () if isinstance(s, Fence) else s),
-        (store_ring(2, 2), lambda s: () if isinstance(s, Sync) else s),
-        (term("simt", "shared"), lambda s: () if isinstance(s, Sync) else s),
-        (term("hopper", "plain"), lambda s: () if isinstance(s, Fence) else s),
-        (term("ampere", "plain"), lambda s: () if isinstance(s, Sync) else s),
-    ):
-        certificate, _ = certified(right)
-        assert certificate is not None
-        program = rewritten(right, change)
-        assert ruling(program).word == "refused"
-        tree = json.loads(written(right, certificate))
-        found.append(Wrong(program, tree))
-    return tuple(found)
-
-
 @given(st.data())
 def test_no_edited_certificate_of_an_illegal_term_is_accepted(data: st.DataObject) -> None:
-    """Bound to the wrong term, as wide as its clocks, and then edited at some places."""
-    from tinygpu.checker.protocol import Protocol
-    from tinygpu.term.text import key_of, text_of
-
     case = data.draw(st.sampled_from(wrong()))
-    tree = json.loads(json.dumps(case.tree))
-    reader = Protocol(case.program, early=tree["early"])
-    tree["term"], width = key_of(text_of(case.program)), len(reader.names)
-    tree["columns"] = width
-    for clock in tree["clocks"]:
-        lags = [lag for lag, many in zip(*clock, strict=True) for _ in range(many)]
-        lags = (lags + [data.draw(st.integers(-3, 1))] * width)[:width]
-        for _ in range(data.draw(st.integers(0, 3))):
-            lags[data.draw(st.integers(0, width - 1))] = data.draw(
-                st.sampled_from([0, -1, -2, 1, 9])
-            )
-        clock[:] = lags, [1] * width
-    for _ in range(data.draw(st.integers(0, 4))):
-        node = data.draw(st.sampled_from(tree["nodes"]))
-        field = data.draw(st.sampled_from(["known", "own", "holds", "touched", "open", "messages"]))
-        match field:
-            case "known" | "own" if node[field]:
-                i = data.draw(st.integers(0, len(node[field]) - 1))
-                node[field][i] = data.draw(st.integers(0, len(tree["clocks"]) - 1))
-            case "touched":
-                node[field] = [False] * len(node[field])
-            case "open" if node[field]:
-                node[field][0][0] += data.draw(st.integers(-2, 2))
-            case "messages" if node[field]:
-                node[field].pop()
-            case "holds" if node[field]:
-                slots = data.draw(st.sampled_from(node[field]))
-                one, many = len(tree["cells"]), data.draw(st.integers(1, 40))
-                slots[0] = [
-                    data.draw(st.integers(-2, 2)),
-                    one,
-                    data.draw(st.sampled_from([one, one + 1])),
-                ]
-                tree["cells"] += ["f" * many, "0"]
-    if data.draw(st.booleans()):
-        tree["nodes"].pop(data.draw(st.integers(0, len(tree["nodes"]) - 1)))
-    assert not verified(case.program, json.dumps(tree)).accepted
+    text = edited_certificate(lambda many: data.draw(st.integers(0, many - 1)), case)
+    assert not verified(case.program, text).accepted
 
 
 def test_what_is_left_out_is_an_image_and_checked() -> None:

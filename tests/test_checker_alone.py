@@ -13,9 +13,10 @@ from dataclasses import replace
 
 import pytest
 
+from tests.edited import ruling
 from tests.hopper_terms import rebuffered, rewritten, term
 from tests.small_programs import LEAVE, ZERO, get, put, small
-from tests.test_checker import loads, ruling, ruling_unread, turns_of_parts
+from tests.test_checker import loads, ruling_unread, turns_of_parts
 from tests.test_soundness import ordered_stores, products, protocols, written_in_a_loop
 from tests.test_term_text import term as preset
 from tinygpu.legality.concurrency import judge

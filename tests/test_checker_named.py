@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import pytest
 
+from tests.edited import ruling
 from tests.hopper_terms import rewritten
-from tests.test_checker import ruling
 from tests.test_named_barriers import (
     BACK,
     GIVE,

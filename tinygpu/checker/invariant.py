@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from tinygpu.checker.protocol import NONE, Clock, Protocol, moved
 
-__all__ = ["LEAST", "Counts", "Held", "Invariant", "Slot", "advanced", "follows"]
+__all__ = ["LEAST", "Contents", "Counts", "Held", "Invariant", "advanced", "follows"]
 
 LEAST = -10_000
 """A lag below is as none."""
@@ -34,7 +34,7 @@ Counts = tuple[int, int, int, frozenset[int]]
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class Contents:
     """What a slot holds: an index, its cells that were written, the cells with unread sums.
 
     Of a slot with no written cells only the last is said, and that there are no others.
@@ -45,7 +45,7 @@ class Slot:
     unread: int = 0
 
 
-Held = Slot | None
+Held = Contents | None
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from tinygpu.checker.check import START, Certificate, Position, executed, successors
-from tinygpu.checker.invariant import Clocks, Held, Invariant, Slot, follows
+from tinygpu.checker.invariant import Clocks, Contents, Held, Invariant, follows
 from tinygpu.checker.outcome import RefusedError, Ruling, UncertifiedError, refuse
 from tinygpu.checker.protocol import NONE, PARTS, Protocol
 from tinygpu.term.program import Program
@@ -133,8 +133,8 @@ def _both(one: Invariant, other: Invariant, floor: Clocks) -> Invariant:
     def held(x: Held, y: Held) -> Held:
         unread = (x.unread if x else 0) | (y.unread if y else 0)
         if x is not None and y is not None and x.index == y.index:
-            return Slot(x.index, x.written & y.written, unread)
-        return Slot(0, 0, unread) if unread else None
+            return Contents(x.index, x.written & y.written, unread)
+        return Contents(0, 0, unread) if unread else None
 
     return Invariant(
         known=least(one.known, other.known),

@@ -64,7 +64,15 @@ from tinygpu.term.program import (
 )
 
 __all__ = [
-    "NONE", "PARTS", "Action", "Actor", "Asked", "Image", "PacedRing", "Phased", "Protocol",
+    "NONE",
+    "PARTS",
+    "Action",
+    "Actor",
+    "Image",
+    "Needs",
+    "PacedRing",
+    "Phased",
+    "Protocol",
     "Reference",
 ]  # fmt: skip
 
@@ -168,7 +176,7 @@ class Phased:
         return any(action.actor.cta != self.cta for action, _ in self.arrivals)
 
 
-class Asked(NamedTuple):
+class Needs(NamedTuple):
     """Which lags a clock needs, of actions, in columns; ``done``: if that is done, -1: always."""
 
     actions: list[Action]
@@ -803,7 +811,7 @@ class Protocol:
         found: int | None = self._known[key]
         return found
 
-    def asked(self, barrier: Phased, x: int, *, waits: bool) -> Asked:
+    def asked(self, barrier: Phased, x: int, *, waits: bool) -> Needs:
         """Return what a clock has of the waits for a phase, or else of the arrivals at it.
 
         A turn that is not yet due counts once it is done.
@@ -827,13 +835,13 @@ class Protocol:
                         done.append((action, column, 0))
             every = (*always, *done)
             numbers = [action.number for action, _, _ in done]
-            self._known[key] = Asked(
+            self._known[key] = Needs(
                 [action for action, _, _ in every],
                 np.array([column for _, column, _ in every], np.intp),
                 np.array([lag for _, _, lag in every], np.int32),
                 np.array([*(-1 for _ in always), *numbers], np.intp),
             )
-        found: Asked = self._known[key]
+        found: Needs = self._known[key]
         return found
 
     def _prior(self, column: int) -> int:

@@ -26,14 +26,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tinygpu.checker.invariant import Invariant, Slot
+from tinygpu.checker.invariant import Contents, Invariant
 from tinygpu.checker.outcome import refuse, uncertified
 from tinygpu.checker.protocol import (
     NONE,
     PARTS,
     Action,
     Actor,
-    Asked,
+    Needs,
     Part,
     Phased,
     Protocol,
@@ -349,7 +349,7 @@ class Execution:
         asked = self.protocol.asked(barrier, x, waits=False)
         return complete and self.lacks(known, asked) is None
 
-    def lacks(self, clock: Any, asked: Asked) -> Action | None:
+    def lacks(self, clock: Any, asked: Needs) -> Action | None:
         """Return the first action of which a clock lacks what is asked."""
         due = (asked.done < 0) | self.done[asked.done]
         (missing,) = np.nonzero(due & (clock[asked.columns] < asked.lags))
@@ -530,12 +530,14 @@ class Execution:
     def fill(self, action: Action, one: Reference) -> None:
         """Note what a slot holds after a write; sums are read before they are lost (V)."""
         slots, stage = self.state.holds[one.ring.number], one.offset % one.ring.stages
-        held = slots[stage] or Slot(one.offset, 0)
+        held = slots[stage] or Contents(one.offset, 0)
         unread = held.unread
         if unread & one.cells and not (one.adds and self.adds(action)):
             self.refuse("value", action, f"writes over sums in {one.ring.name} that nobody read")
         more = held.written if held.index == one.offset else 0
-        slots[stage] = Slot(one.offset, one.cells | more, unread | (one.cells if one.adds else 0))
+        slots[stage] = Contents(
+            one.offset, one.cells | more, unread | (one.cells if one.adds else 0)
+        )
 
     # The end.
 

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from tinygpu.checker.check import Certificate, Position, ruled
-from tinygpu.checker.invariant import Clocks, Counts, Held, Invariant, Slot
+from tinygpu.checker.invariant import Clocks, Contents, Counts, Held, Invariant
 from tinygpu.checker.outcome import RefusedError, Ruling, UncertifiedError, refuse
 from tinygpu.checker.protocol import NONE, PARTS, Image, Protocol
 from tinygpu.term.program import Program
@@ -234,7 +234,7 @@ class _Reading:
             return None
         index, *places = self.list(one, 3)
         written, unread = (self.cells[self.below(place, len(self.cells))] for place in places)
-        return Slot(self.integer(index), written, unread)
+        return Contents(self.integer(index), written, unread)
 
     def mask(self, one: Any) -> int:
         """Return a set of cells."""
