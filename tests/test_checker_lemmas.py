@@ -229,12 +229,9 @@ def over(where: bool) -> Callable[..., bool]:
 def no_proxy(self: Execution, action: Any, one: Any) -> None:
     """Knowing that an access is done is taken for knowing its fence."""
     kept = one.conflicts
-    one.conflicts = [
-        c._replace(column=two.columns[two.fenced.index(c.column)])
-        if (two := next((r for r in c.action.references if c.column in r.fenced), None))
-        else c
-        for c in kept
-    ]
+    done = {f: c for columns in self.protocol.fenced for c, f, _ in columns}
+    columns = np.array([done.get(c, c) for c in kept.columns.tolist()], np.intp)
+    one.conflicts = kept._replace(columns=columns)
     try:
         CONFLICTS(self, action, one)
     finally:
@@ -256,9 +253,9 @@ def untouched(self: Execution, action: Any) -> bool:
     return PRODUCT(self, action)
 
 
-def this_turn(self: Protocol, *given: Any) -> int | None:
+def this_turn(self: Protocol, *given: Any, **more: Any) -> int | None:
     """Of the turns that touched a slot those of this turn alone."""
-    found = LATEST(self, *given)
+    found = LATEST(self, *given, **more)
     return found if found is not None and found >= 0 else None
 
 

@@ -102,10 +102,8 @@ def _floor(protocol: Protocol) -> Clocks:
     asked = np.minimum(protocol.prior, -1)
     for ring in protocol.rings:
         for _, one in ring.references:
-            for premise in one.conflicts:
-                for lag in (premise.lag, premise.before):
-                    if lag is not None:
-                        asked[premise.column] = min(asked[premise.column], lag)
+            for lags in (one.conflicts.now, one.conflicts.before):
+                np.minimum.at(asked, one.conflicts.columns, np.where(lags > NONE, lags, 0))
         for _, one in ring.references:  # what is asked of one residue was another's a step ago
             for columns in (one.columns, one.fenced):
                 asked[columns] = asked[columns].min(initial=0)

@@ -30,6 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache, partial
 from itertools import product
 from math import lcm, prod
 from typing import Any, Literal, NamedTuple
@@ -185,19 +186,23 @@ class Needs(NamedTuple):
     done: NDArray[np.intp]
 
 
-class Premise(NamedTuple):
-    """What a reference has to know of an action.
+class Premises(NamedTuple):
+    """What a reference has to know of actions, one in each place of the arrays.
 
-    That is ``lag`` in ``column`` if it was done at this turn of its part, ``before`` if not yet;
-    None: nothing.  ``gap``: of an action of ``head``, by how much its index was more when no step
-    was done yet.
+    That is the lag ``now`` in ``columns`` if the action was done at this turn of its part,
+    ``before`` if not yet; NONE: nothing.  ``gaps``: of an action of ``head``, by how much its index
+    was more when no step was done yet; else NONE; it is empty if all are.
     """
 
-    action: Action
-    column: int
-    lag: int | None
-    before: int | None
-    gap: int | None = None
+    actions: NDArray[np.intp]
+    columns: NDArray[np.intp]
+    now: Clock
+    before: Clock
+    gaps: Clock
+
+
+_NONE_YET = np.zeros(0, np.int32)
+_NOTHING = Premises(_NONE_YET.astype(np.intp), _NONE_YET.astype(np.intp), *[_NONE_YET] * 3)
 
 
 @dataclass(slots=True)
@@ -211,7 +216,7 @@ class Reference:
     adds: bool = False
     columns: list[int] = field(default_factory=list)
     fenced: list[int] = field(default_factory=list)
-    conflicts: list[Premise] = field(default_factory=list)
+    conflicts: Premises = _NOTHING
 
     @property
     def mark(self) -> int:
@@ -733,83 +738,107 @@ class Protocol:
             others = ring.references
             if ring.buffer.level == "registers":  # a thread's own, in its order, but for products
                 others = [pair for pair in others if _done(pair[0]) == "multiplied"]
-            for action, one in ring.references:
-                for other, two in others:
-                    if (one.write or two.write) and one.cells & two.cells:
-                        self._conflict(ring, action, one, other, two)
+            if others:
+                self._conflicts_of(ring, others)
 
-    def _conflict(
-        self, ring: PacedRing, action: Action, one: Reference, other: Action, two: Reference
-    ) -> None:
-        """Note what ``one`` has to know of the earlier ``two``."""
-        assert action.entry is not None
-        assert other.entry is not None
-        if one.adds and two.adds and _done(action) == _done(other) and _alike(action, other):
-            return  # sums of products of one shape are added in order
-        together = action.actor.team == other.actor.team and action.site == other.site
-        apart = together and one.write and two.write and action.actor is not other.actor
-        apart = apart and action.entry.issuer == "warp"  # which wrote the cells of all together
-        before, step = self._latest(ring, action, one, other, two, -1), self.step_of(ring, other)
-        lag = None if apart else self._latest(ring, action, one, other, two, 0)
-        if lag is not None and action is other:
-            lag = before
-        if lag is None and before is None:
-            return
-        gap = None
-        if (
-            step is None
-            and other.part == "head" != action.part
-            and not (ring.pace.tile or ring.pace.turn)
-        ):
-            gap = two.offset - one.offset
-        through = action.entry.proxy == "async" and other.entry.proxy == "generic"
-        columns = two.fenced if through else two.columns
-        if step is not None:
-            columns = [columns[one.offset % ring.stages]]
-        one.conflicts += [Premise(other, c, lag, before, gap) for c in sorted({*columns})]
+    def _conflicts_of(self, ring: PacedRing, others: list[tuple[Action, Reference]]) -> None:
+        """Note what each reference of a ring has to know of the earlier ones of ``others``."""
+        mine, stages = ring.references, ring.stages
+        first, second = _meeting(mine, others)
+        now, last, gaps = self._turns(ring, mine, others, first, second)
+        one, two = (np.array([a.number for a, _ in some], np.intp) for some in (mine, others))
+        now = np.where(one[first] == two[second], last, now)
+        sites: dict[Any, int] = {}
+        here, there = (
+            np.array([sites.setdefault((a.actor.team, a.site), len(sites)) for a, _ in some])
+            for some in (mine, others)
+        )
+        # a warp's statement writes the cells of all its threads together, for each of its agents
+        apart = (here[first] == there[second]) & (one[first] != two[second])
+        apart &= np.array([r.write and _issuer(a) == "warp" for a, r in mine])[first]
+        apart &= np.array([r.write for _, r in others])[second]
+        now = np.where(apart, NONE, now)
+        none = [-1] * stages
+        done = np.array([two.columns or none for _, two in others], np.intp)
+        fenced = np.array([two.fenced or none for _, two in others], np.intp)
+        through = np.array([_proxy(a) == "async" for a, _ in mine])[first]
+        through &= np.array([_proxy(a) == "generic" for a, _ in others])[second]
+        varies = np.array([self.step_of(ring, a.part) is None for a, _ in others])[second]
+        residue = np.array([r.offset % stages for _, r in mine])[first]
+        found = []
+        for stage in range(stages):
+            column = np.where(through, fenced[second, stage], done[second, stage])
+            new = stage == 0 or done[second, stage] != done[second, stage - 1]
+            asked = np.where(varies, new, residue == stage) & (np.maximum(now, last) > NONE)
+            rows = (first, two[second], column, now, last, gaps)
+            found.append(np.array([row[asked] for row in rows]))
+        every = np.concatenate(found, axis=1)
+        every = every[:, np.lexsort(every[2::-1])]
+        ends = np.searchsorted(every[0], np.arange(len(mine) + 1))
+        for (_, reference), start, end in zip(mine, ends[:-1], ends[1:], strict=True):
+            actions, columns, now_, before, gaps_ = every[1:, start:end]
+            kept = gaps_ if gaps_.max(initial=NONE) > NONE else gaps_[:0]
+            reference.conflicts = Premises(actions, columns, now_, before, kept)
 
-    def step_of(self, ring: PacedRing | Phased, action: Action) -> int | None:
-        """Return by how much an index of an action moves from turn to turn; None: it varies."""
-        key = ("step", type(ring), ring.number, action.part)
+    def _turns(
+        self, ring: PacedRing, mine: list[tuple[Action, Reference]],
+        others: list[tuple[Action, Reference]], first: NDArray[np.intp], second: NDArray[np.intp],
+    ) -> NDArray[np.int64]:  # fmt: skip
+        """Return of each pair of references which turns conflict: now, before, gap."""
+        kinds: dict[tuple[Part, int, int], int] = {}
+        one, two = (
+            np.array([
+                kinds.setdefault((a.part, r.offset, self.takes_every(a.actor)), len(kinds))
+                for a, r in some
+            ])
+            for some in (mine, others)
+        )  # fmt: skip
+        codes, which = np.unique(one[first] * len(kinds) + two[second], return_inverse=True)
+        names, rows, latest = list(kinds), [], cache(partial(self._latest, ring))
+        for code in codes.tolist():
+            part, offset, _ = names[code // len(kinds)]
+            other, at, every = names[code % len(kinds)]
+            now, before = (
+                latest(other, every, at - offset, last, same=part == other) for last in (0, -1)
+            )
+            still = self.step_of(ring, other) is None and not (ring.pace.tile or ring.pace.turn)
+            gap = at - offset if still and other == "head" != part else None
+            rows.append([NONE if n is None else n for n in (now, before, gap)])
+        return np.array(rows, np.int64).reshape(-1, 3)[which].T
+
+    def step_of(self, ring: PacedRing | Phased, part: Part) -> int | None:
+        """Return by how much an index of a part moves from turn to turn; None: it varies."""
+        key = ("step", type(ring), ring.number, part)
         if key not in self._known:
             step, tile, turn = (n or 0 for n in ring.pace)
-            moves, counter = {"step": step, "tile": tile + turn}, _counter(action.part)
+            moves, counter = {"step": step, "tile": tile + turn}, _counter(part)
             varies = any(n for name, n in moves.items() if name != counter)
             self._known[key] = None if varies else moves.get(counter, 0)
         found: int | None = self._known[key]
         return found
 
-    def index(self, ring: PacedRing, action: Action, lag: int) -> int:
-        """Return how far the index moves from this turn of an action's part to ``lag`` turns on."""
+    def index(self, ring: PacedRing, part: Part, lag: int) -> int:
+        """Return how far the index moves from this turn of a part to ``lag`` turns on."""
         _, tile, turn = (n or 0 for n in ring.pace)
-        if _counter(action.part) == "tile":
+        if _counter(part) == "tile":
             return tile * lag + turn * (lag // ring.takes[1])
-        return (self.step_of(ring, action) or 0) * lag
+        return (self.step_of(ring, part) or 0) * lag
 
     def _latest(
-        self, ring: PacedRing, action: Action, one: Reference, other: Action, two: Reference,
-        last: int,
-    ) -> int | None:  # fmt: skip
-        """Return the last turn, up to ``last``, at which ``other`` touched the slot of ``one``."""
-        same, every = action.part == other.part, self.takes_every(other.actor)
-        by = two.offset - one.offset
-        key = ("latest", ring.number, other.part, same, every, by, last)
-        if key not in self._known:
-            lags = range(last, last - ring.stages * every, -1)
-            if self.step_of(ring, other) is None:
-                here = last == 0 and same and by % ring.stages
-                self._known[key] = -1 if here else last
-            else:
-                self._known[key] = next(
-                    (
-                        lag for lag in lags
-                        if not (ring.pace.turn and _counter(other.part) == "tile" and lag % every)
-                        and (by + self.index(ring, other, lag)) % ring.stages == 0
-                    ),
-                    None,
-                )  # fmt: skip
-        found: int | None = self._known[key]
-        return found
+        self, ring: PacedRing, part: Part, every: int, by: int, last: int, *, same: bool
+    ) -> int | None:
+        """Return the last turn of a part, up to ``last``, at which a slot was touched.
+
+        By who takes one of ``every`` tiles, at an offset that is ``by`` more; ``same``: who touches
+        the slot now stands in the same part.
+        """
+        if self.step_of(ring, part) is None:
+            return -1 if last == 0 and same and by % ring.stages else last
+        for lag in range(last, last - ring.stages * every, -1):
+            skipped = ring.pace.turn and _counter(part) == "tile" and lag % every
+            if not skipped and (by + self.index(ring, part, lag)) % ring.stages == 0:
+                return lag
+        return None
 
     def asked(self, barrier: Phased, x: int, *, waits: bool) -> Needs:
         """Return what a clock has of the waits for a phase, or else of the arrivals at it.
@@ -821,7 +850,7 @@ class Protocol:
             always: list[tuple[Action, int, int]] = []
             done: list[tuple[Action, int, int]] = []
             for action, offset in barrier.waits if waits else barrier.arrivals:
-                by = self.step_of(barrier, action)
+                by = self.step_of(barrier, action.part)
                 residue = action.columns[x % barrier.stages]
                 if action.indexed:
                     always.append((action, residue, x))
@@ -847,7 +876,7 @@ class Protocol:
     def _prior(self, column: int) -> int:
         """Return the last turn before this one that a column is about; -1 if that varies."""
         action, ring, residue, _ = self.rules[column]
-        if action is None or ring is None or action.indexed or not self.step_of(ring, action):
+        if action is None or ring is None or action.indexed or not self.step_of(ring, action.part):
             return -1
         (offset,) = {n for place, n in action.told if place is ring} or {
             one.offset for one in action.references if one.ring is ring and column in one.columns
@@ -860,16 +889,38 @@ class Protocol:
         return -1
 
 
-def _alike(one: Action, other: Action) -> bool:
-    """Say whether two products have one shape, as PTX asks where they add to the same sums."""
-    a, b = one.statement, other.statement
-    assert isinstance(a, Do)
-    assert isinstance(b, Do)
-    return (a.values, a.write.value) == (b.values, b.write.value)
+def _meeting(
+    mine: list[tuple[Action, Reference]], others: list[tuple[Action, Reference]]
+) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Return the places of pairs that touch one cell, of which one writes.
+
+    But for sums of products of one shape, which PTX adds in order.
+    """
+    cells: dict[int, int] = {}
+    shapes: dict[Any, int] = {}
+
+    def numbered(pair: tuple[Action, Reference]) -> tuple[int, int, int]:
+        (action, one), shape = pair, -1
+        if one.adds and isinstance(action.statement, Do):
+            key = (_done(action), action.statement.values, action.statement.write.value)
+            shape = shapes.setdefault(key, len(shapes))
+        return cells.setdefault(one.cells, len(cells)), one.write, shape
+
+    (here, writes, sums), (there, written, added) = (
+        np.array([numbered(pair) for pair in some]).T for some in (mine, others)
+    )
+    meet = np.array([[bool(a & b) for b in cells] for a in cells])
+    found = meet[here[:, None], there] & ((writes[:, None] | written) > 0)
+    first, second = np.nonzero(found & ((sums[:, None] != added) | (added < 0)))
+    return first, second
 
 
 def _counter(part: Part) -> str:
     return {"loop": "step", "head": "tile", "tail": "tile"}.get(part, "")
+
+
+def _issuer(action: Action) -> str:
+    return "" if action.entry is None else action.entry.issuer
 
 
 def _done(action: Action) -> str:

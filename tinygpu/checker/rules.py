@@ -493,16 +493,23 @@ class Execution:
         known = self.state.known[action.actor.number]
         if one.ring.buffer.level == "registers":  # a thread waits itself for what holds its own
             known = self.state.own[action.actor.number]
-        first, last = self.node.done
-        for other, column, lag, before, gap in one.conflicts:
-            need = lag if self.happened(other) else before
-            if gap is not None and need == lag and first == last:
-                moved = (one.ring.pace.step or 0) * first
-                need = before if (gap - moved) % one.ring.stages else lag
-            if need is not None and known[column] < need:
-                what = "proxy" if any(column in two.fenced for two in other.references) else "race"
-                self.refuse(what, action, f"touches {one.ring.name}@{one.offset} and does not know "
-                            f"{other} {-need} turns ago")  # fmt: skip
+        asked, (first, last) = one.conflicts, self.node.done
+        if not len(asked.columns):
+            return
+        done = self.done[asked.actions]
+        if (
+            len(asked.gaps) and first == last
+        ):  # what stood in head had this index if the steps since moved it so far
+            moved = (one.ring.pace.step or 0) * first
+            done = done & ((asked.gaps == NONE) | ((asked.gaps - moved) % one.ring.stages == 0))
+        need = np.where(done, asked.now, asked.before)
+        (missing,) = np.nonzero(known[asked.columns] < need)
+        if len(missing):
+            i = missing[0]
+            other = self.protocol.actions[asked.actions[i]]
+            fenced = any(asked.columns[i] in two.fenced for two in other.references)
+            self.refuse("proxy" if fenced else "race", action, f"touches {one.ring.name}@"
+                        f"{one.offset} and does not know {other} {-need[i]} turns ago")  # fmt: skip
 
     def adds(self, action: Action) -> bool:
         """Say whether a product adds to its sums, and does not start anew."""
@@ -524,7 +531,7 @@ class Execution:
                         f"{'nothing' if held is None else held.index}")  # fmt: skip
         elif one.cells & ~held.written:
             self.refuse("value", action, f"reads cells of {one.ring.name} that nothing wrote")
-        elif not one.adds:
+        elif held.unread & one.cells and not one.adds:
             slots[stage] = replace(held, unread=held.unread & ~one.cells)
 
     def fill(self, action: Action, one: Reference) -> None:
