@@ -6,6 +6,7 @@ the emulator find each edit wrong.
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -29,6 +30,8 @@ from tests.test_named_barriers import (
     turns,
 )
 from tests.warpgroup_terms import computed, held
+from tinygpu.checker.make import certified
+from tinygpu.checker.written import verified, written
 from tinygpu.term.program import Affine, Arrive, Elect, Program, Statement, Wait, When
 
 
@@ -104,3 +107,17 @@ def test_one_thread_does_not_arrive_for_its_warp() -> None:
     first = When(-1 * W + 1, 1, (Elect((Arrive(TURN, Affine()),)),))
     one = turns(put(LOOP, GIVE, Elect((GIVE,))), (first,))
     assert ruling(one).word == "refused"
+
+
+def test_a_certificate_without_messages_is_refused() -> None:
+    """Also where it says that the phase is over for which who has not come yet would wait."""
+    certificate, _ = certified(turns())
+    assert certificate is not None
+    tree = json.loads(written(turns(), certificate))
+    for node in tree["nodes"][1:]:
+        node["messages"] = []
+    assert verified(turns(), json.dumps(tree)).word == "refused"
+    for node in tree["nodes"][1:]:
+        node["open"] = [[stage + 2 for stage in stages] for stages in node["open"]]
+        node["counts"] = []
+    assert verified(turns(), json.dumps(tree)).word == "refused"

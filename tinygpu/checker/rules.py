@@ -252,7 +252,7 @@ class Execution:
         if opened != x + barrier.stages:
             self.refuse("parity", action, f"comes when phase {opened} is open, and may hang")
         if (barrier.number, x) not in state.messages:
-            self.refuse("parity", action, "no invariant says what it learns")
+            self.refuse("certificate", action, "no invariant says what it learns")
         np.maximum(state.known[number], state.messages[barrier.number, x], out=state.known[number])
         self.learn(action, action.mark, action.lag)
         return True
@@ -280,6 +280,8 @@ class Execution:
         opened = self.state.open[barrier.number][x % barrier.stages]
         if opened <= x:
             return False
+        if (barrier.number, x) not in self.state.messages:
+            self.refuse("certificate", action, "no invariant says what it learns")
         known = self.state.known[number]
         np.maximum(known, self.state.messages[barrier.number, x], out=known)
         self.learn(action, action.mark, action.lag)
