@@ -86,7 +86,7 @@ def _bodies(body: Body) -> Iterator[tuple[str, Body]]:
             for name, inner in _bodies(statement.body):
                 yield name, (*before, replace(statement, body=inner), *after)
         if isinstance(statement, Elect):
-            yield f"together {_label(statement.body[0])}", (*before, *statement.body, *after)
+            yield f"together {_label(statement.body)}", (*before, *statement.body, *after)
         if isinstance(statement, When):
             for by, sign in ((1, "+"), (-1, "-")):
                 moved = replace(statement, index=statement.index + -by)
@@ -117,7 +117,7 @@ def _moved(body: Body) -> Iterator[tuple[str, Body]]:
             for name, inner in _moved(s.body):
                 yield name, (*body[:i], replace(s, body=inner), *body[i + 1 :])
         if isinstance(s, _ORDER) or (isinstance(s, Elect | When) and len(body) > 1):
-            label = _label(s.body[0]) if isinstance(s, Elect | When) else str(s)
+            label = _label(s.body) if isinstance(s, Elect | When) else str(s)
             if i > 1:
                 yield f"first {label}", (s, *rest)
             if i < len(body) - 2:
@@ -128,8 +128,9 @@ def _moved(body: Body) -> Iterator[tuple[str, Body]]:
                 yield f"phase{sign} {s}", (*body[:i], far, *body[i + 1 :])
 
 
-def _label(s: Statement) -> str:
-    return type(s).__name__ if isinstance(s, Block) else str(s)
+def _label(body: Body) -> str:
+    first = body[0] if body else None
+    return type(first).__name__ if isinstance(first, Block) else str(first)
 
 
 def _counts(statement: Statement) -> bool:

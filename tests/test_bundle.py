@@ -31,6 +31,8 @@ from hypothesis import strategies as st
 from tests.fake_gpu import ERRORS, Array, CupyArray, Gpu
 from tests.sample import draws
 from tests.test_bad_input import JSON, mutated
+from tinygpu.checker.written import verified
+from tinygpu.cli.given import certificate_of
 from tinygpu.codegen.run import bundle as writing
 from tinygpu.codegen.run.arguments import contract_of
 from tinygpu.codegen.run.assemble import ptxas_version
@@ -55,6 +57,7 @@ from tinygpu.space.space import Space
 from tinygpu.term.machine import Chosen, Machine
 from tinygpu.term.operation import Operation, Problem, elementwise, matmul, rmsnorm, softmax
 from tinygpu.term.program import Program
+from tinygpu.term.text import parse, text_of
 
 OPERATION = matmul("f16", layout="nt")
 THREADS = (1024, 160, 384)  # of a CTA of each kernel: so a launch says which kernel it is of
@@ -100,9 +103,13 @@ def parts() -> dict[str, bytes]:
     members = []
     for i, built in enumerate(build_many([(term, "sm_90a", None) for term in terms])):
         assert isinstance(built, Built)
+        certificate = certificate_of(terms[i])[0] if i else ""  # the first one has none
         members.append(
-            BundledKernel(f"k{i:02}", names[i], contract_of(terms[i]), built, f'{{"n": {i}}}')
-        )
+            BundledKernel(
+                f"k{i:02}", names[i], contract_of(terms[i]), built, f'{{"n": {i}}}',
+                ((text_of(terms[i]), certificate),),
+            )
+        )  # fmt: skip
     return bundle_parts(members, MANIFEST)
 
 
@@ -163,6 +170,22 @@ def test_a_bundle_is_what_its_parts_are(folder: Path, tmp_path: Path) -> None:
     assert write_bundle(tmp_path / "b.zip", parts()).read_bytes() == first
     with zipfile.ZipFile(tmp_path / "a.zip") as file:
         assert {name: file.read(name) for name in file.namelist()} == parts()
+
+
+def test_a_bundle_holds_terms_and_certificates(folder: Path) -> None:
+    """Each kernel's term, and its certificate if it has one, which the checker accepts."""
+    certified = [False, True, True]
+    for kernel, has, (_, program) in zip(
+        tree_of(parts())["kernels"], certified, programs(), strict=True
+    ):
+        (term,), (certificate,) = kernel["terms"], kernel["certificates"]
+        assert parse((folder / term).read_text()) == program
+        assert bool(certificate) is has
+        if certificate:
+            assert verified(program, (folder / certificate).read_text()).accepted
+    path = folder / certificate
+    path.write_text(path.read_text().replace("true", "false", 1))
+    assert "was altered" in refused(folder)
 
 
 @pytest.mark.parametrize("name", ["bundle", "bundle.zip"])
@@ -236,7 +259,7 @@ def test_what_fails_leaves_the_earlier_bundle(
         (os, "replace"),
     ]  # fmt: skip
     stopped = 0
-    for allowed in range(20):
+    for allowed in range(40):
         calls: list[str] = []
 
         def stepping(

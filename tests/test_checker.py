@@ -9,7 +9,7 @@ import ast
 import json
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass, fields, make_dataclass, replace
+from dataclasses import fields, make_dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,9 @@ from tests.async_protocols import _loop as loop
 from tests.async_protocols import _program as protocol
 from tests.async_protocols import _read as read
 from tests.async_protocols import _ring as ring
+from tests.edited import edited_certificate, ruling, wrong
 from tests.hopper_terms import rebuffered, rewritten
+from tests.hostile_terms import index_named_twice
 from tests.small_programs import LEAVE, ZERO, small
 from tests.test_term_text import OPERATIONS, presets, term
 from tinygpu.checker import table
@@ -44,6 +46,7 @@ from tinygpu.checker.outcome import Ruling
 from tinygpu.checker.written import verified, written
 from tinygpu.errors import ProgramError
 from tinygpu.isa.instructions import INSTRUCTIONS
+from tinygpu.meaning.interpret import check as check_of_meaning
 from tinygpu.term.fields import KNOWN
 from tinygpu.term.program import (
     Access,
@@ -59,22 +62,16 @@ from tinygpu.term.program import (
     Role,
     Scalar,
     Statement,
-    Sync,
     Wait,
     When,
     each,
 )  # fmt: skip
+from tinygpu.term.text import CLASSES
 
 ROOT = Path(__file__).parents[1]
 PRESETS = [(name, point) for name in ("simt", "ampere", "hopper") for point in presets(name)]
 READ = Fence("proxy.async")
 Body = tuple[Statement, ...]
-
-
-def ruling(program: Program) -> Ruling:
-    """What the checker says of the best certificate that is found, which it reads as a file."""
-    certificate, why = certified(program)
-    return why if certificate is None else verified(program, written(program, certificate))
 
 
 @cache
@@ -112,6 +109,18 @@ def test_other_machines_are_not_certified_or_accepted(name: str) -> None:
 def test_the_order_of_roles_is_no_matter() -> None:
     for program in (store_ring(2, 2), chain(1, 2, True), two_producers(2, False)):
         assert ruling(replace(program, roles=program.roles[::-1])).accepted
+
+
+def test_a_stage_of_a_barrier_that_nobody_names() -> None:
+    """Every second phase alone, of two stages: right, and a wait for the others hangs."""
+    right = index_named_twice()
+    assert ruling(right).accepted
+    assert not check_of_meaning(right, {"i": 300}, seeds=(0, 1, 2, 3))
+    late = rewritten(right, lambda s: replace(s, index=s.index + 1) if isinstance(s, Wait) else s)
+    assert ruling(late).word == "refused"
+    assert any(f.kind == "deadlock" for f in check_of_meaning(late, {"i": 300}, seeds=(0,)))
+    both = rewritten(right, lambda s: replace(s, index=K) if isinstance(s, Wait | Arrive) else s)
+    assert ruling(both).accepted
 
 
 def test_a_users_instruction_is_believed() -> None:
@@ -205,18 +214,37 @@ def every_kind() -> tuple[Program, ...]:
     )  # fmt: skip
 
 
-def test_a_field_that_somebody_adds_is_not_certified() -> None:
-    """A statement's class with a field more, as who extends the language would make it."""
-    more = make_dataclass("Fence", [("scope", str, "gpu")], bases=(Fence,), frozen=True)
+def with_field(part: Any, kind: str) -> Any:
+    """The part of a term with each part of a kind of a class that has a field more."""
+    if isinstance(part, tuple) and not hasattr(part, "_fields"):
+        return tuple(with_field(one, kind) for one in part)
+    cls = type(part)
+    if cls.__name__ not in KNOWN:
+        return part
+    inner = {f.name: with_field(getattr(part, f.name), kind) for f in fields(cls)}
+    if cls.__name__ == kind:
+        cls, inner = more_of(cls), {**inner, "added": 1}
+    made = object.__new__(cls)
+    for name, one in inner.items():
+        object.__setattr__(made, name, one)
+    return made
 
-    def one(s: Statement) -> Statement:
-        return more(s.kind) if isinstance(s, Fence) else s
 
-    program = rewritten(store_ring(2, 2), lambda s: s)
-    object.__setattr__(program, "roles", rewritten(store_ring(2, 2), one).roles)
-    found = ruling(program)
-    assert found.word == "not certified"
-    assert "Fence.scope" in found.line
+def more_of(cls: Any) -> Any:
+    return make_dataclass(cls.__name__, [("added", int, 0)], bases=(cls,), frozen=True)
+
+
+@pytest.mark.parametrize("kind", sorted(KNOWN))
+def test_a_field_that_somebody_adds_is_not_certified(kind: str) -> None:
+    """A class with a field more, as who extends the language would make it."""
+    lines = [certified(with_field(one, kind))[1] for one in every_kind()]
+    assert f"not certified: the checker does not read {kind}.added" in map(str, lines)
+
+
+def test_all_classes_of_statements_and_accesses_are_known() -> None:
+    """What is left are values: which numbers an operation and its sizes are."""
+    values = {"Operand", "Index", "Apply", "Reduction", "Groups", "Operation", "Constant", "Value"}
+    assert {*CLASSES} - values | {"Instruction"} == {*KNOWN} == {*table.FIELDS}
 
 
 @pytest.mark.parametrize(
@@ -289,8 +317,7 @@ def test_loads_of_a_stage_that_overlap_are_a_race(order: str) -> None:
     assert found.line.startswith("race")
 
 
-@pytest.mark.parametrize("parts", [1, 2, 4])
-def test_two_turns_of_parts_at_one_index_are_a_race(parts: int) -> None:
+def turns_of_parts(parts: int) -> Program:
     """Parts of the next turn overwrite those of this one, which nobody has waited for."""
     full, empty, into = Barrier("full", 2, 1), Barrier("empty", 2, 32), ring("in", 1)
     size = TILE // parts
@@ -301,11 +328,15 @@ def test_two_turns_of_parts_at_one_index_are_a_race(parts: int) -> None:
         copy = INSTRUCTIONS["cp.async.bulk.tensor"]
         these.append(Do(copy, target, (source,), (size,), signal=(full, K)))
     fill: Body = (Wait(empty, K + -2), Arrive(full, K, bytes=4 * TILE), *these)
-    program = protocol(
+    return protocol(
         "turns", (into,), (full, empty), Role("loader", 32, (Elect((loop(*fill),)),)),
         Role("worker", 32, (loop(Wait(full, K), Arrive(empty, K)),)),
     )  # fmt: skip
-    assert ruling(program).line.startswith("race")
+
+
+@pytest.mark.parametrize("parts", [1, 2, 4])
+def test_two_turns_of_parts_at_one_index_are_a_race(parts: int) -> None:
+    assert ruling(turns_of_parts(parts)).line.startswith("race")
 
 
 def test_parts_of_a_cluster_over_the_whole_are_a_race() -> None:
@@ -408,72 +439,11 @@ def test_a_ruling_is_read(field: str) -> None:
     assert hasattr(verified(term("simt", "shared"), certificate_of("simt", "shared")), field)
 
 
-@dataclass
-class Wrong:
-    """An illegal term near a right one, and the right one's certificate, bound to the wrong one."""
-
-    program: Program
-    tree: dict[str, Any]
-
-
-@cache
-def wrong() -> tuple[Wrong, ...]:
-    found = []
-    for right, change in (
-        (store_ring(2, 0), lambda s: () if isinstance(s, Wait) and "empty" in str(s) else s),
-        (store_ring(2, 0), lambda s: () if isinstance(s, Fence) else s),
-        (store_ring(2, 2), lambda s: () if isinstance(s, Sync) else s),
-        (term("simt", "shared"), lambda s: () if isinstance(s, Sync) else s),
-        (term("hopper", "plain"), lambda s: () if isinstance(s, Fence) else s),
-        (term("ampere", "plain"), lambda s: () if isinstance(s, Sync) else s),
-    ):
-        certificate, _ = certified(right)
-        assert certificate is not None
-        program = rewritten(right, change)
-        assert ruling(program).word == "refused"
-        tree = json.loads(written(right, certificate))
-        found.append(Wrong(program, tree))
-    return tuple(found)
-
-
 @given(st.data())
 def test_no_edited_certificate_of_an_illegal_term_is_accepted(data: st.DataObject) -> None:
-    """Bound to the wrong term, as wide as its clocks, and then edited at some places."""
-    from tinygpu.checker.protocol import Protocol
-    from tinygpu.term.text import key_of, text_of
-
     case = data.draw(st.sampled_from(wrong()))
-    tree = json.loads(json.dumps(case.tree))
-    reader = Protocol(case.program, early=tree["early"])
-    tree["term"], width = key_of(text_of(case.program)), len(reader.names)
-    tree["columns"] = width
-    for clock in tree["clocks"]:
-        lags = [x for run in clock for x in ([run[0]] * run[1] if isinstance(run, list) else [run])]
-        lags = (lags + [data.draw(st.integers(-3, 1))] * width)[:width]
-        for _ in range(data.draw(st.integers(0, 3))):
-            lags[data.draw(st.integers(0, width - 1))] = data.draw(
-                st.sampled_from([0, -1, -2, 1, 9])
-            )
-        clock[:] = lags
-    for _ in range(data.draw(st.integers(0, 4))):
-        node = data.draw(st.sampled_from(tree["nodes"]))
-        field = data.draw(st.sampled_from(["known", "own", "holds", "touched", "open", "messages"]))
-        match field:
-            case "known" | "own" if node[field]:
-                i = data.draw(st.integers(0, len(node[field]) - 1))
-                node[field][i] = data.draw(st.integers(0, len(tree["clocks"]) - 1))
-            case "touched":
-                node[field] = [False] * len(node[field])
-            case "open" if node[field]:
-                node[field][0][0] += data.draw(st.integers(-2, 2))
-            case "messages" if node[field]:
-                node[field].pop()
-            case "holds" if node[field]:
-                slots = data.draw(st.sampled_from(node[field]))
-                slots[0] = [data.draw(st.integers(-2, 2)), "f" * data.draw(st.integers(1, 40))]
-    if data.draw(st.booleans()):
-        tree["nodes"].pop(data.draw(st.integers(0, len(tree["nodes"]) - 1)))
-    assert not verified(case.program, json.dumps(tree)).accepted
+    text = edited_certificate(lambda many: data.draw(st.integers(0, many - 1)), case)
+    assert not verified(case.program, text).accepted
 
 
 def test_what_is_left_out_is_an_image_and_checked() -> None:
@@ -485,6 +455,17 @@ def test_what_is_left_out_is_an_image_and_checked() -> None:
     assert not any(row is None for node in json.loads(whole)["nodes"] for row in node["known"])
     tree["nodes"][0]["known"][0] = None
     assert "left out" in verified(term("hopper", "two consumers"), json.dumps(tree)).line
+
+
+def test_a_cta_of_a_cluster_is_left_out_as_an_image() -> None:
+    """All of a cluster's clocks are those of its first CTA, also of barriers and of groups."""
+    program = term("hopper", "cluster")
+    one = len({(r.name, i) for r in program.roles for i in range(2 * int(r.copies))})
+    for node in json.loads(certificate_of("hopper", "cluster"))["nodes"]:
+        assert 0 < sum(row is not None for row in node["known"]) <= one < len(node["known"])
+        named = {row for _, _, row in node["messages"]} - {None}
+        assert len(named) <= len(node["messages"]) // 2
+        assert any(row is None for _, _, rows in node["groups"] for row in rows)
 
 
 def test_statements_of_all_kinds_are_among_the_presets() -> None:

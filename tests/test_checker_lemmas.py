@@ -137,6 +137,18 @@ def unwritten_registers() -> Program:
     return rewritten(store_ring(2, 0), one)
 
 
+def sums_that_start_anew() -> Program:
+    """The second slice of a product starts anew at step 3, when its sums hold three steps."""
+
+    def one(s: Statement) -> Statement:
+        if not (isinstance(s, Do) and s.fresh is not None):
+            return s
+        forms = ((n, -3 if n == "slice" else by) for n, by in s.fresh.terms)
+        return replace(s, fresh=Affine(0, tuple(forms)))
+
+    return rewritten(term("plain"), one)
+
+
 def same_slot() -> Program:
     """A worker that never tells: the loader fills a slot again that is still read."""
     program = store_ring(2, 0)
@@ -202,7 +214,8 @@ def overlapping() -> Program:
 # What is weakened
 
 
-OVER, KNOWS, CONFLICTS = Execution.over, Execution.knows, Execution.conflicts
+OVER, CONFLICTS = Execution.over, Execution.conflicts
+FILL = Execution.fill
 ABSENT, PRODUCT, LATEST = Execution.absent, Execution.product, Protocol._latest
 
 
@@ -216,12 +229,9 @@ def over(where: bool) -> Callable[..., bool]:
 def no_proxy(self: Execution, action: Any, one: Any) -> None:
     """Knowing that an access is done is taken for knowing its fence."""
     kept = one.conflicts
-    one.conflicts = [
-        c._replace(column=two.columns[two.fenced.index(c.column)])
-        if (two := next((r for r in c.action.references if c.column in r.fenced), None))
-        else c
-        for c in kept
-    ]
+    done = {f: c for columns in self.protocol.fenced for c, f, _ in columns}
+    columns = np.array([done.get(c, c) for c in kept.columns.tolist()], np.intp)
+    one.conflicts = kept._replace(columns=columns)
     try:
         CONFLICTS(self, action, one)
     finally:
@@ -243,10 +253,17 @@ def untouched(self: Execution, action: Any) -> bool:
     return PRODUCT(self, action)
 
 
-def this_turn(self: Protocol, *given: Any) -> int | None:
+def this_turn(self: Protocol, *given: Any, **more: Any) -> int | None:
     """Of the turns that touched a slot those of this turn alone."""
-    found = LATEST(self, *given)
+    found = LATEST(self, *given, **more)
     return found if found is not None and found >= 0 else None
+
+
+def all_read(self: Execution, action: Any, one: Any) -> None:
+    """Sums are taken for read by whoever writes over them."""
+    slots = self.state.holds[one.ring.number]
+    slots[:] = [held and replace(held, unread=0) for held in slots]
+    FILL(self, action, one)
 
 
 def hearsay(self: Execution, action: Any, one: Any) -> None:
@@ -280,10 +297,11 @@ def nothing(*_: Any) -> None:
 LEMMAS: dict[str, tuple[Callable[[], Program], tuple[tuple[Any, str, Any], ...], str]] = {
     "early": (swapped_wait, ((Execution, "over", over(True)),), "early"),
     "parity_begins": (every_second_phase, ((Execution, "over", over(False)),), "parity"),
-    "parity_ends": (spectator, ((Execution, "knows", lambda *_: True),), "parity"),
+    "parity_ends": (spectator, ((Execution, "lacks", nothing),), "parity"),
     "race": (unsynchronised, ((Execution, "conflicts", nothing),), "race"),
     "value": (another_index, ((Execution, "value", nothing),), "value"),
     "value_of_registers": (unwritten_registers, ((Execution, "value", nothing),), "value"),
+    "sums": (sums_that_start_anew, ((Execution, "fill", all_read),), "value"),
     "slots": (same_slot, ((Protocol, "_latest", this_turn),), "proxy"),
     "proxy": (no_fence, ((Execution, "conflicts", no_proxy),), "proxy"),
     "products": (no_wgmma_fence, ((Execution, "product", untouched),), "proxy"),

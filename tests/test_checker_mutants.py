@@ -6,24 +6,24 @@ clocks, and the interpreter, which executes terms in drawn orders; never the jud
 
 from __future__ import annotations
 
+import random
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 
 import pytest
 from hypothesis import given
 
 from tests.ampere_terms import term as ampere
-from tests.async_mutants import moved, mutants
 from tests.async_protocols import TILE, by_hand
+from tests.edited import edited_pair, edits_of, faults_of, of_order, protocols, ruling
 from tests.hopper_terms import term as hopper
 from tests.hopper_wrong import WRONG
 from tests.hostile_terms import JUDGE
 from tests.interleavings import faults
 from tests.sample import SOAK, draws, some
 from tests.small_programs import ZERO, copy, get, pipelined, put, small
-from tests.test_checker import ruling
-from tinygpu.meaning.interpret import Finding, check
+from tinygpu.meaning.interpret import check
 from tinygpu.term.program import (
     Affine,
     Commit,
@@ -38,17 +38,6 @@ from tinygpu.term.program import (
 
 Body = tuple[Statement, ...]
 K = var("kt")
-ORDER = {
-    "race",
-    "deadlock",
-    "stale",
-    "unwritten_read",
-    "unwaited",
-    "unfenced",
-    "unbalanced",
-    "exited",
-}
-
 
 # All pairs of edits of small protocols, against every interleaving
 
@@ -139,7 +128,7 @@ def test_drawn_pipelines_that_are_accepted_are_bad_in_no_interleaving(term: Prog
 
 def test_protocols_that_are_accepted_after_an_edit_are_not_found_faulty() -> None:
     """One edit of each protocol by hand; a part of them, at a soak all."""
-    terms = [(p.name, name, q) for p in some(by_hand(), 7) for name, q in _edited(p)]
+    terms = [(p.name, name, q) for p in some(by_hand(), 7) for name, q in edits_of(p)]
     seen: Counter[str] = Counter()
     for who, name, term in some(terms, 5):
         word = ruling(term).word
@@ -152,13 +141,19 @@ def test_protocols_that_are_accepted_after_an_edit_are_not_found_faulty() -> Non
     assert seen["refused"] > 3 * seen["accepted"]
 
 
-def of_order(findings: Iterable[Finding]) -> list[Finding]:
-    """What is wrong with the order: what nobody stores to global memory is coverage's matter."""
-    return [f for f in findings if f.kind in ORDER and f.statement]
-
-
-def _edited(term: Program) -> list[tuple[str, Program]]:
-    return [*mutants(term), *moved(term)]
+def test_pairs_of_edits_that_are_accepted_are_not_found_faulty() -> None:
+    """Drawn pairs of edits of each protocol; ``benchmarks.certified_edits`` has more."""
+    number, seen = random.Random(34), Counter[str]()
+    for which in range(len(protocols())):
+        for _ in range(draws(2, 400)):
+            pair = edited_pair(number.randrange, which)
+            word = ruling(pair.term).word
+            seen[word] += 1
+            if word == "accepted":
+                found = faults_of(pair)
+                assert not found, (protocols()[which].term.name, pair.names, str(found[0]))
+    assert seen["refused"] > 50
+    assert seen["accepted"] > 1
 
 
 SMALL = {
@@ -173,7 +168,7 @@ def test_terms_of_machines_that_are_accepted_after_an_edit(name: str) -> None:
     assert ruling(term).accepted
     seen: Counter[str] = Counter()
     accepted = []
-    for label, other in some(_edited(term), 4):
+    for label, other in some(edits_of(term), 4):
         word = ruling(other).word
         seen[word] += 1
         accepted += [(label, other)] * (word == "accepted")

@@ -7,11 +7,14 @@ from pathlib import Path
 import pytest
 
 from tests.test_cli import complaint, tinygpu
+from tinygpu.codegen.emulator import Module
+from tinygpu.codegen.runtime.bundle import digest
 from tinygpu.machines.hopper import STARTS, Hopper
 from tinygpu.machines.simt import LADDER, Simt
 from tinygpu.term.machine import Machine
 from tinygpu.term.operation import Problem, matmul
 from tinygpu.term.schedule import Schedule, to_json
+from tinygpu.term.text import key_of
 
 SIZES = {"m": 512, "n": 512, "k": 512}
 
@@ -75,8 +78,6 @@ def test_a_term_of_another_class_is_not_certified(made: tuple[Path, Path], tmp_p
     other = tmp_path / "other.term"
     other.write_text(text.replace("Barrier(name='full'", "Barrier(name='full'", 1))
     assert tinygpu("verify", other, certificate).exit_code == 0
-    from tinygpu.term.text import key_of
-
     changed = text.replace(
         "For(var='kt', trips='trips', ", "For(var='kt', trips='trips', "
     ).replace("trips='trips', body", "trips='k', body", 1)
@@ -88,3 +89,24 @@ def test_a_term_of_another_class_is_not_certified(made: tuple[Path, Path], tmp_p
     result = tinygpu("verify", other, certificate)
     assert result.exit_code == 3
     assert result.stdout.startswith("not certified: ")
+
+
+def test_ptx_names_its_term_and_its_certificate(made: tuple[Path, Path], tmp_path: Path) -> None:
+    """In a comment before the code, which is what it was."""
+    term, certificate = made
+    named = tmp_path / "named.ptx"
+    result = tinygpu("emit", tmp_path / "s.json", "-o", named, "--certificate", certificate)
+    assert result.exit_code == 0
+    comment, code = named.read_text().split("\n", 1)
+    assert code == (tmp_path / "k.ptx").read_text()
+    hashes = (key_of(term.read_text()), digest(certificate.read_bytes()))
+    assert comment == "// hopper_matmul: term SHA-256 {}, certificate SHA-256 {}".format(*hashes)
+    assert Module.parse(named.read_text()).parsed.kernels.keys() == {"hopper_matmul"}
+
+
+def test_ptx_names_no_certificate_of_another_term(made: tuple[Path, Path], tmp_path: Path) -> None:
+    other = schedule(tmp_path / "other.json", Hopper(), "plain")
+    file = tmp_path / "other.ptx"
+    result = tinygpu("emit", other, "-o", file, "--certificate", made[1])
+    assert "it is of another term" in complaint(result)
+    assert not file.exists()

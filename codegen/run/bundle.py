@@ -51,13 +51,18 @@ _MODULES = (errors, views, driver, maps, contract, steps, operator, function, bu
 
 @dataclass(frozen=True, slots=True)
 class BundledKernel:
-    """A kernel of a bundle: its name, its contract, its code, and its schedule as a file's text."""
+    """A kernel of a bundle: its name, its contract, its code, and its schedule as a file's text.
+
+    ``terms``: of each entry of its code the term's text, and that of its certificate, "" where it
+    has none.
+    """
 
     name: str
     machine: str
     contract: Contract
     built: Built
     schedule: str
+    terms: tuple[tuple[str, str], ...] = ()
 
 
 def loader_text() -> str:
@@ -139,6 +144,15 @@ def bundle_parts(
         parts[names["ptx"]] = member.built.ptx.encode()
         parts[names["cubin"]] = member.built.cubin.bytes
         parts[names["json"]] = member.schedule.encode()
+        terms: list[str] = []
+        certificates: list[str | None] = []
+        for number, (term, certificate) in enumerate(member.terms, 1):
+            stem = f"{member.name}.{number}" if number > 1 else member.name
+            terms.append(f"terms/{stem}.term")
+            parts[terms[-1]] = term.encode()
+            certificates.append(f"certificates/{stem}.json" if certificate else None)
+            if certificate:
+                parts[f"certificates/{stem}.json"] = certificate.encode()
         kernels.append(
             {
                 "name": member.name,
@@ -147,6 +161,8 @@ def bundle_parts(
                 "ptx": names["ptx"],
                 "cubin": names["cubin"],
                 "schedule": names["json"],
+                "terms": terms,
+                "certificates": certificates,
                 "registers": member.built.cubin.registers,
                 "ptxas": member.built.cubin.ptxas,
                 "waits": member.built.waits,

@@ -6,8 +6,8 @@ expression proves, in every order that PTX allows: no agent waits for ever; each
 landing byte counts for the phase that it names, and each wait passes with the phase that it names;
 no two accesses to a cell of shared memory, one of them a write, and no access to a register and a
 product that holds it, are unordered; each read of index x finds in its cells what was written at x
-last; what the generic proxy did is fenced before the asynchronous one comes; and nothing is under
-way when the agents end.*
+last, and no sums of a product are written over before they are read; what the generic proxy did is
+fenced before the asynchronous one comes; and nothing is under way when the agents end.*
 
 It says nothing of numbers, of which cells of global memory are written, of resources and of times.
 

@@ -3,11 +3,12 @@
     known     what each agent knows: a clock for each, a lag for each column
     own       of an agent that stands for several threads: what each of them did itself
     messages  of a phase that is open or the last that is over: what who waits for it will know
-    open      of each stage of a barrier the phase that is open
+    open      of each stage of a barrier the phase that is open; of one that nobody names the first
     counts    of a phase with contributions: arrivals, bytes expected, bytes landed, who arrived
     groups    of each agent and kind: what a wait for the groups so far gives, the oldest first
     touched   registers of products were touched since the last wgmma.fence
-    holds     of each slot which index it holds, and which cells of that were written
+    holds     of each slot which index it holds, which cells of that were written, and in which are
+              sums of products that nobody has read yet
 
 A lag t in the column of an action says that all its turns up to t turns from now (0: this one, if
 it was done) are known; in the column of a residue the same of those turns, or phases, whose index
@@ -24,13 +25,27 @@ from numpy.typing import NDArray
 
 from tinygpu.checker.protocol import NONE, Clock, Protocol, moved
 
-__all__ = ["LEAST", "Counts", "Held", "Invariant", "advanced", "follows"]
+__all__ = ["LEAST", "Contents", "Counts", "Held", "Invariant", "advanced", "follows"]
 
 LEAST = -10_000
 """A lag below is as none."""
 Clocks = NDArray[np.int32]
 Counts = tuple[int, int, int, frozenset[int]]
-Held = tuple[int, int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What a slot holds: an index, its cells that were written, the cells with unread sums.
+
+    Of a slot with no written cells only the last is said, and that there are no others.
+    """
+
+    index: int
+    written: int
+    unread: int = 0
+
+
+Held = Contents | None
 
 
 @dataclass(slots=True)
@@ -90,7 +105,8 @@ def advanced(protocol: Protocol, state: Invariant, kind: str, tile: int) -> Inva
     messages, counts, opened = {}, {}, []
     for barrier, stages in zip(protocol.barriers, state.open, strict=True):
         by, d = moved(barrier, kind, tile), barrier.stages
-        opened.append([stages[(r + by) % d] - by for r in range(d)])
+        used = barrier.used  # of another stage no phase ever ends
+        opened.append([stages[(r + by) % d] - by if r in used else r for r in range(d)])
     for (b, x), message in state.messages.items():
         messages[b, x - moved(protocol.barriers[b], kind, tile)] = clock(message)
     for (b, x), count in state.counts.items():
@@ -99,7 +115,7 @@ def advanced(protocol: Protocol, state: Invariant, kind: str, tile: int) -> Inva
     for ring, slots in zip(protocol.rings, state.holds, strict=True):
         by = moved(ring, kind, tile)
         turned = [slots[(r + by) % ring.stages] for r in range(ring.stages)]
-        holds.append([None if held is None else (held[0] - by, held[1]) for held in turned])
+        holds.append([held and replace(held, index=held.index - by) for held in turned])
     return Invariant(
         clock(state.known), clock(state.own), messages, opened, counts,
         {at: clock(clocks) for at, clocks in state.groups.items()}, list(state.touched), holds,
@@ -133,6 +149,10 @@ def follows(protocol: Protocol, state: Invariant, claim: Invariant) -> str:
             return f"{actors[agent]} has touched no registers of products"
     for ring, slots, said in zip(protocol.rings, state.holds, claim.holds, strict=True):
         for one, held in zip(slots, said, strict=True):
-            if held is not None and (one is None or one[0] != held[0] or held[1] & ~one[1]):
-                return f"a slot of {ring.name} holds index {held[0]}, and not {one and one[0]}"
+            if (one.unread if one else 0) & ~(held.unread if held else 0):
+                return f"a slot of {ring.name} has no sums that nobody read"
+            if held is None or not held.written:
+                continue
+            if one is None or one.index != held.index or held.written & ~one.written:
+                return f"a slot of {ring.name} holds index {held.index}, and not {one}"
     return ""

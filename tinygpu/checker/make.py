@@ -10,9 +10,9 @@ from __future__ import annotations
 import numpy as np
 
 from tinygpu.checker.check import START, Certificate, Position, executed, successors
-from tinygpu.checker.invariant import Clocks, Held, Invariant, follows
+from tinygpu.checker.invariant import Clocks, Contents, Held, Invariant, follows
 from tinygpu.checker.outcome import RefusedError, Ruling, UncertifiedError, refuse
-from tinygpu.checker.protocol import NONE, Protocol
+from tinygpu.checker.protocol import NONE, PARTS, Protocol
 from tinygpu.term.program import Program
 
 __all__ = ["certified"]
@@ -61,38 +61,64 @@ def _spans(protocol: Protocol) -> tuple[int, int]:
 
 
 def _fixpoint(protocol: Protocol, near: int, far: int) -> Certificate:
-    asked = [
-        -lag
-        for ring in protocol.rings
-        for _, one in ring.references
-        for conflict in one.conflicts
-        for lag in (conflict.lag, conflict.before)
-        if lag is not None
-    ]
-    stages = max((b.stages for b in protocol.barriers), default=0)
-    floor = -2 - near - max(2 * stages, *asked, 0)
+    """Sweep over the nodes in the order of a run until all claims follow.
+
+    A node that comes after itself is executed until its own claim follows, the ends once.
+    """
+    floor = _floor(protocol)
     nodes = {START: Invariant.first(protocol)}
-    work: list[Position] = [START]
+    work = {START}
     passes = 0
     while work:
-        passes += 1
-        if passes > _MOST:
-            refuse(f"certificate: none is found in {_MOST} steps")
-        at = work.pop(0)
-        after = executed(protocol, at, near, far, nodes[at])
-        for to in successors(protocol, at, near, far):
-            if to not in nodes:
-                nodes[to] = after
-            elif follows(protocol, after, nodes[to]):
-                nodes[to] = _both(nodes[to], after, floor)
-            else:
-                continue
-            if to not in work:
-                work.append(to)
+        inner = {at for at in work if at[0] != "end"}
+        for at in sorted(inner or work, key=_place):
+            while at in work:
+                passes += 1
+                if passes > _MOST:
+                    refuse(f"certificate: none is found in {_MOST} steps")
+                work.remove(at)
+                after = executed(protocol, at, near, far, nodes[at])
+                for to in successors(protocol, at, near, far):
+                    if to not in nodes:
+                        nodes[to] = after
+                    elif follows(protocol, after, nodes[to]):
+                        nodes[to] = _both(nodes[to], after, floor)
+                    else:
+                        continue
+                    work.add(to)
     return Certificate(near, far, protocol.early, nodes)
 
 
-def _both(one: Invariant, other: Invariant, floor: int) -> Invariant:
+def _place(at: Position) -> tuple[int, int, int, int]:
+    part, done, left, tile = at
+    return tile, PARTS.index(part), done, -left
+
+
+def _floor(protocol: Protocol) -> Clocks:
+    """Return of each column the least lag that a rule asks for, about; what is below is forgotten.
+
+    Too high a floor only makes the search fail.
+    """
+    asked = np.minimum(protocol.prior, -1)
+    for ring in protocol.rings:
+        for _, one in ring.references:
+            for lags in (one.conflicts.now, one.conflicts.before):
+                np.minimum.at(asked, one.conflicts.columns, np.where(lags > NONE, lags, 0))
+        for _, one in ring.references:  # what is asked of one residue was another's a step ago
+            for columns in (one.columns, one.fenced):
+                asked[columns] = asked[columns].min(initial=0)
+    for fences in protocol.fenced:
+        for column, fenced, _ in fences:
+            asked[column] = min(asked[column], asked[fenced])
+    for barrier in protocol.barriers:
+        every = [offset for _, offset in (*barrier.waits, *barrier.arrivals)]
+        least = min(every, default=0) - max(every, default=0) - 2 * barrier.stages
+        told = [c for action, _ in (*barrier.waits, *barrier.arrivals) for c in action.columns]
+        asked[[*told, *barrier.over]] = min(least, -2 * barrier.stages)
+    return asked
+
+
+def _both(one: Invariant, other: Invariant, floor: Clocks) -> Invariant:
     """Return what is true after either of two ways."""
     if one.open != other.open or one.counts != other.counts:
         refuse(f"certificate: two ways to a node leave other phases open: {one.open}, {other.open}")
@@ -103,7 +129,10 @@ def _both(one: Invariant, other: Invariant, floor: int) -> Invariant:
         return found
 
     def held(x: Held, y: Held) -> Held:
-        return None if x is None or y is None or x[0] != y[0] else (x[0], x[1] & y[1])
+        unread = (x.unread if x else 0) | (y.unread if y else 0)
+        if x is not None and y is not None and x.index == y.index:
+            return Contents(x.index, x.written & y.written, unread)
+        return Contents(0, 0, unread) if unread else None
 
     return Invariant(
         known=least(one.known, other.known),

@@ -30,6 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache, partial
 from itertools import product
 from math import lcm, prod
 from typing import Any, Literal, NamedTuple
@@ -63,7 +64,18 @@ from tinygpu.term.program import (
     each,
 )
 
-__all__ = ["NONE", "PARTS", "Action", "Actor", "PacedRing", "Phased", "Protocol", "Reference"]
+__all__ = [
+    "NONE",
+    "PARTS",
+    "Action",
+    "Actor",
+    "Image",
+    "Needs",
+    "PacedRing",
+    "Phased",
+    "Protocol",
+    "Reference",
+]  # fmt: skip
 
 Part = Literal["start", "head", "loop", "tail", "end"]
 PARTS: tuple[Part, ...] = ("start", "head", "loop", "tail", "end")
@@ -72,6 +84,8 @@ NONE = -1_000_000
 _MOST = 10_000
 """No offset and no pace is more."""
 Clock = NDArray[np.int32]
+Image = tuple[int, NDArray[np.intp]] | None
+"""Of whose clock one may be the image, and from which column each lag is; None: of none."""
 
 
 class Pace(NamedTuple):
@@ -134,7 +148,10 @@ class PacedRing:
 
 @dataclass(slots=True)
 class Phased:
-    """A barrier of a CTA; ``over``: the columns that say which phases are over, by residue."""
+    """A barrier of a CTA; ``over``: the columns that say which phases are over, by residue.
+
+    ``used``: the residues of all phases that somebody names, at any counters.
+    """
 
     number: int
     name: str
@@ -144,6 +161,7 @@ class Phased:
     pace: Pace = _OPEN
     takes: tuple[int, int] = (0, 1)
     over: list[int] = field(default_factory=list)
+    used: set[int] = field(default_factory=set)
     waits: list[tuple[Action, int]] = field(default_factory=list)
     arrivals: list[tuple[Action, int]] = field(default_factory=list)
     counts_bytes: bool = False
@@ -159,19 +177,32 @@ class Phased:
         return any(action.actor.cta != self.cta for action, _ in self.arrivals)
 
 
-class Premise(NamedTuple):
-    """What a reference has to know of an action.
+class Needs(NamedTuple):
+    """Which lags a clock needs, of actions, in columns; ``done``: if that is done, -1: always."""
 
-    That is ``lag`` in ``column`` if it was done at this turn of its part, ``before`` if not yet;
-    None: nothing.  ``gap``: of an action of ``head``, by how much its index was more when no step
-    was done yet.
+    actions: list[Action]
+    columns: NDArray[np.intp]
+    lags: Clock
+    done: NDArray[np.intp]
+
+
+class Premises(NamedTuple):
+    """What a reference has to know of actions, one in each place of the arrays.
+
+    That is the lag ``now`` in ``columns`` if the action was done at this turn of its part,
+    ``before`` if not yet; NONE: nothing.  ``gaps``: of an action of ``head``, by how much its index
+    was more when no step was done yet; else NONE; it is empty if all are.
     """
 
-    action: Action
-    column: int
-    lag: int | None
-    before: int | None
-    gap: int | None = None
+    actions: NDArray[np.intp]
+    columns: NDArray[np.intp]
+    now: Clock
+    before: Clock
+    gaps: Clock
+
+
+_NONE_YET = np.zeros(0, np.int32)
+_NOTHING = Premises(_NONE_YET.astype(np.intp), _NONE_YET.astype(np.intp), *[_NONE_YET] * 3)
 
 
 @dataclass(slots=True)
@@ -185,7 +216,7 @@ class Reference:
     adds: bool = False
     columns: list[int] = field(default_factory=list)
     fenced: list[int] = field(default_factory=list)
-    conflicts: list[Premise] = field(default_factory=list)
+    conflicts: Premises = _NOTHING
 
     @property
     def mark(self) -> int:
@@ -280,6 +311,7 @@ class Protocol:
         self._conflicts()
         self._groups()
         self._moves()
+        self._used()
 
     # Agents and parts.
 
@@ -429,13 +461,13 @@ class Protocol:
         return one
 
     def along(self, cta: tuple[int, ...], axes: str) -> list[tuple[int, ...]]:
-        """Return the CTAs along axes of the cluster, or of all of it, from one on."""
+        """Return the CTAs along axes of the cluster, or of all of it, from this one on."""
         names = [name for name, _ in self.program.cluster]
         told = set(names) if axes == "cluster" else set(axes.split())
         if strange := told - set(names):
             uncertified(f"{min(strange)} is no axis of the cluster")
         ranges = [
-            range(int(extent)) if name in told else (rank,)
+            [(rank + i) % int(extent) for i in range(int(extent) if name in told else 1)]
             for (name, extent), rank in zip(self.program.cluster, cta, strict=True)
         ]
         return list(product(*ranges))
@@ -498,14 +530,18 @@ class Protocol:
             if self._residues(action, ring):
                 alike = (ring.stages, ring.pace, one.offset % ring.stages)
                 key = (*key, *((ring.number,) if entry.done == "landed" else alike))
-            if key not in self._known:
-                self._known[key] = self._by_residue(name, action, ring)
-            one.columns = self._known[key]
+            one.columns = self._shared(key, name, action, ring)
             if ring.through and entry.proxy == "generic" and not private:
-                fenced = (*key, "fenced")
-                if fenced not in self._known:
-                    self._known[fenced] = self._by_residue(f"{name} fenced", action, ring)
-                one.fenced = self._known[fenced]
+                one.fenced = self._shared((*key, "fenced"), f"{name} fenced", action, ring)
+
+    def _shared(
+        self, key: tuple[Any, ...], name: str, action: Action, ring: PacedRing
+    ) -> list[int]:
+        """Return the columns of a key, as many as a ring has stages."""
+        if key not in self._known:
+            self._known[key] = self._by_residue(name, action, ring)
+        columns: list[int] = self._known[key]
+        return columns if self._residues(action, ring) else columns[:1] * ring.stages
 
     def _residues(self, action: Action, ring: PacedRing | Phased) -> bool:
         """Say whether what is known of an action is known by residue of its index.
@@ -567,6 +603,15 @@ class Protocol:
                         less[column] = int(_counter(action.part) == kind)
                 self.moves[kind, tile] = (source, less)
 
+    def _used(self) -> None:
+        """Find which residues of a barrier's phases are named."""
+        for action in self.actions:
+            for barrier, offset in action.told:
+                barrier.used.add(offset % barrier.stages)
+        for b in self.barriers:
+            for kind, tile in [*self.moves] * b.stages:
+                b.used |= {(r + moved(b, kind, tile)) % b.stages for r in b.used}
+
     def _groups(self) -> None:
         """Say how many groups each agent's waits tell apart, and which registers products use."""
         self.groups: dict[tuple[int, str], int] = {}
@@ -585,7 +630,10 @@ class Protocol:
         self._lists()
 
     def _lists(self) -> None:
-        """List the columns of each part, of each agent's fences and products."""
+        """List the columns of each part, of each agent's fences and products.
+
+        Also which actions are past when a part begins.
+        """
         parts: dict[Part, set[int]] = {part: set() for part in PARTS}
         fences: list[set[tuple[int, int, bool]]] = [set() for _ in self.actors]
         products: list[set[int]] = [set() for _ in self.actors]
@@ -597,6 +645,13 @@ class Protocol:
                 fences[action.actor.number].update((c, f, each_) for c, f in pairs)
                 if action.entry is not None and action.entry.done == "multiplied":
                     products[action.actor.number].update(one.columns)
+        self.past = {
+            part: np.array([
+                a.part != part and a.part in ("start", *(["head"] * (part in ("loop", "tail"))))
+                for a in self.actions
+            ], bool)
+            for part in PARTS
+        }  # fmt: skip
         self.indexed = [action for action in self.actions if action.indexed]
         whole = np.intp
         self.columns = {part: np.array(sorted(some), whole) for part, some in parts.items()}
@@ -604,136 +659,224 @@ class Protocol:
         self.products = [np.array(sorted(some), whole) for some in products]
         self.prior = np.array([self._prior(c) for c in range(len(self.names))], np.int32)
 
-    def images(self) -> list[tuple[int, NDArray[np.intp]] | None]:
-        """Return of each agent which it may be an image of, and from which column each is.
+    # Images.
 
-        The first copy in the first CTA of the cluster stands for the others; see ``written``.
+    def images(self) -> list[Image]:
+        """Return of which agent's clock each agent's may be the image; see ``written``.
+
+        The first copy in the first CTA of the cluster stands for the others.
         """
+        first = {(a.role.name, a.first): a.number for a in reversed(self.actors)
+                 if a.copy == 0 and not any(a.cta)}  # fmt: skip
+        return [
+            self._image(first[a.role.name, a.first], a.cta, a.role.name, a.copy)
+            for a in self.actors
+        ]
+
+    def barrier_images(self) -> list[Image]:
+        """Return of which barrier's messages each barrier's may be images."""
+        first = {b.key: b.number for b in self.barriers if not any(b.cta)}
+        return [self._image(first[b.key], b.cta, "", 0) for b in self.barriers]
+
+    def _image(self, number: int, cta: tuple[int, ...], role: str, copy: int) -> Image:
+        """Return from which column each is, if all is seen from this CTA and copy; None: no map."""
+        key = ("image", cta, role if copy else "", copy)
+        if key not in self._known:
+            one, other = self._seen(tuple(0 for _ in cta), "", 0), self._seen(cta, role, copy)
+            first, second = np.argsort(one, kind="stable"), np.argsort(other, kind="stable")
+            source = np.zeros(len(one), np.intp)
+            source[second] = first
+            alike = np.array_equal(one[first], other[second])
+            self._known[key] = source if alike and (copy or any(cta)) else None
+        source = self._known[key]
+        return None if source is None else (number, source)
+
+    def _seen(self, cta: tuple[int, ...], role: str, copy: int) -> NDArray[np.int64]:
+        """Return a number for each column that says what it is about.
+
+        Ranks are counted from those of the CTA on, and the copy's number and the first's exchanged.
+        """
+        if ("about",) not in self._known:
+            self._known["about",] = self._about()
+        kinds, roles, copies, *ranks = self._known["about",]
+        swapped = (roles == role) & ((copies == 0) | (copies == copy))
+        found = kinds * (1 + int(copies.max(initial=0))) + np.where(swapped, copy - copies, copies)
         extents = [int(n) for _, n in self.program.cluster]
+        for every in ranks:
+            for axis, (extent, mine) in enumerate(zip(extents, cta, strict=True)):
+                found = found * extent + (every[:, axis] - mine) % extent
+        return np.asarray(found)
 
-        def seen(actor: Actor, me: Actor) -> tuple[Any, ...]:
-            by = (a - b for a, b in zip(actor.cta, me.cta, strict=True))
-            cta = tuple(n % extent for n, extent in zip(by, extents, strict=True))
-            copy = actor.copy
-            if actor.role.name == me.role.name and copy in (0, me.copy):
-                copy = me.copy - copy
-            return (actor.role.name, copy, actor.first, cta)
-
-        def keys(me: Actor) -> dict[tuple[Any, ...], int]:
-            found: dict[tuple[Any, ...], int] = {}
-            times: dict[tuple[Any, ...], int] = {}
-            for column, (action, ring, residue, what) in enumerate(self.rules):
-                where = ring.cta if isinstance(ring, PacedRing | Phased) else me.cta
-                by = tuple((a - b) % n for a, b, n in zip(where, me.cta, extents, strict=True))
-                name = "" if ring is None else ring.key
-                who = () if action is None else (seen(action.actor, me), action.part, action.site)
-                key: tuple[Any, ...] = (who, name, by, residue, what)
-                times[key] = times.get(key, 0) + 1
-                found[(*key, times[key])] = column
-            return found
-
-        found: list[tuple[int, NDArray[np.intp]] | None] = []
-        first = {(a.role.name, a.first): a for a in reversed(self.actors) if a.copy == 0
-                 and not any(a.cta)}  # fmt: skip
-        for actor in self.actors:
-            one = first[actor.role.name, actor.first]
-            image = None
-            if one is not actor:
-                mine, theirs = keys(actor), keys(one)
-                if mine.keys() == theirs.keys():
-                    image = np.zeros(len(self.names), np.intp)
-                    for key, column in mine.items():
-                        image[column] = theirs[key]
-            found.append(None if image is None else (one.number, image))
-        return found
+    def _about(self) -> tuple[NDArray[Any], ...]:
+        """Return for each column its kind, role and copy, and the CTAs who acts and what is hit."""
+        kinds: dict[tuple[Any, ...], int] = {}
+        rows = []
+        for action, ring, residue, what in self.rules:
+            name = "" if ring is None else ring.key
+            a = None if action is None else action.actor
+            role, copy = ("", 0) if a is None else (a.role.name, a.copy)
+            site = () if a is None or action is None else (a.first, action.part, action.site)
+            places = [one.cta for one in (a, ring) if one is not None]
+            kind = (role, site, name, residue, what)
+            number = kinds.setdefault(kind, len(kinds))
+            rows.append((number, role, copy, places[0], places[-1]))
+        parts = list(zip(*rows, strict=True)) or [()] * 5
+        shape = (len(rows), len(self.program.cluster))
+        return (
+            np.array(parts[0], np.int64),
+            np.array(parts[1], np.str_),
+            np.array(parts[2], np.int64),
+            np.array(parts[3], np.int64).reshape(shape),
+            np.array(parts[4], np.int64).reshape(shape),
+        )
 
     # Conflicts.
 
     def _conflicts(self) -> None:
         """Find what each reference to memory has to know of the others of its ring."""
         for ring in self.rings:
-            for action, one in ring.references:
-                for other, two in ring.references:
-                    if (one.write or two.write) and one.cells & two.cells:
-                        self._conflict(ring, action, one, other, two)
+            others = ring.references
+            if ring.buffer.level == "registers":  # a thread's own, in its order, but for products
+                others = [pair for pair in others if _done(pair[0]) == "multiplied"]
+            if others:
+                self._conflicts_of(ring, others)
 
-    def _conflict(
-        self, ring: PacedRing, action: Action, one: Reference, other: Action, two: Reference
-    ) -> None:
-        """Note what ``one`` has to know of the earlier ``two``."""
-        assert action.entry is not None
-        assert other.entry is not None
-        if ring.buffer.level == "registers":  # a thread's own, in its order, but for products
-            if other.entry.done != "multiplied":
-                return
-            if (
-                action.entry.done == "multiplied"
-                and one.adds
-                and two.adds
-                and _alike(action, other)
-            ):
-                return  # sums of products of one shape are added in order
-        together = action.actor.team == other.actor.team and action.site == other.site
-        apart = together and one.write and two.write and action.actor is not other.actor
-        apart = apart and action.entry.issuer == "warp"  # which wrote the cells of all together
-        before, step = self._latest(ring, action, one, other, two, -1), self.step_of(ring, other)
-        lag = None if apart else self._latest(ring, action, one, other, two, 0)
-        if lag is not None and action is other:
-            lag = before
-        if lag is None and before is None:
-            return
-        gap = None
-        if (
-            step is None
-            and other.part == "head" != action.part
-            and not (ring.pace.tile or ring.pace.turn)
-        ):
-            gap = two.offset - one.offset
-        through = action.entry.proxy == "async" and other.entry.proxy == "generic"
-        columns = two.fenced if through else two.columns
-        if step is not None:
-            columns = [columns[one.offset % ring.stages]]
-        one.conflicts += [Premise(other, c, lag, before, gap) for c in sorted({*columns})]
+    def _conflicts_of(self, ring: PacedRing, others: list[tuple[Action, Reference]]) -> None:
+        """Note what each reference of a ring has to know of the earlier ones of ``others``."""
+        mine, stages = ring.references, ring.stages
+        first, second = _meeting(mine, others)
+        now, last, gaps = self._turns(ring, mine, others, first, second)
+        one, two = (np.array([a.number for a, _ in some], np.intp) for some in (mine, others))
+        now = np.where(one[first] == two[second], last, now)
+        sites: dict[Any, int] = {}
+        here, there = (
+            np.array([sites.setdefault((a.actor.team, a.site), len(sites)) for a, _ in some])
+            for some in (mine, others)
+        )
+        # a warp's statement writes the cells of all its threads together, for each of its agents
+        apart = (here[first] == there[second]) & (one[first] != two[second])
+        apart &= np.array([r.write and _issuer(a) == "warp" for a, r in mine])[first]
+        apart &= np.array([r.write for _, r in others])[second]
+        now = np.where(apart, NONE, now)
+        none = [-1] * stages
+        done = np.array([two.columns or none for _, two in others], np.intp)
+        fenced = np.array([two.fenced or none for _, two in others], np.intp)
+        through = np.array([_proxy(a) == "async" for a, _ in mine])[first]
+        through &= np.array([_proxy(a) == "generic" for a, _ in others])[second]
+        varies = np.array([self.step_of(ring, a.part) is None for a, _ in others])[second]
+        residue = np.array([r.offset % stages for _, r in mine])[first]
+        found = []
+        for stage in range(stages):
+            column = np.where(through, fenced[second, stage], done[second, stage])
+            new = stage == 0 or done[second, stage] != done[second, stage - 1]
+            asked = np.where(varies, new, residue == stage) & (np.maximum(now, last) > NONE)
+            rows = (first, two[second], column, now, last, gaps)
+            found.append(np.array([row[asked] for row in rows]))
+        every = np.concatenate(found, axis=1)
+        every = every[:, np.lexsort(every[2::-1])]
+        ends = np.searchsorted(every[0], np.arange(len(mine) + 1))
+        for (_, reference), start, end in zip(mine, ends[:-1], ends[1:], strict=True):
+            actions, columns, now_, before, gaps_ = every[1:, start:end]
+            kept = gaps_ if gaps_.max(initial=NONE) > NONE else gaps_[:0]
+            reference.conflicts = Premises(actions, columns, now_, before, kept)
 
-    def step_of(self, ring: PacedRing | Phased, action: Action) -> int | None:
-        """Return by how much an index of an action moves from turn to turn; None: it varies."""
-        key = ("step", type(ring), ring.number, action.part)
+    def _turns(
+        self, ring: PacedRing, mine: list[tuple[Action, Reference]],
+        others: list[tuple[Action, Reference]], first: NDArray[np.intp], second: NDArray[np.intp],
+    ) -> NDArray[np.int64]:  # fmt: skip
+        """Return of each pair of references which turns conflict: now, before, gap."""
+        kinds: dict[tuple[Part, int, int], int] = {}
+        one, two = (
+            np.array([
+                kinds.setdefault((a.part, r.offset, self.takes_every(a.actor)), len(kinds))
+                for a, r in some
+            ])
+            for some in (mine, others)
+        )  # fmt: skip
+        codes, which = np.unique(one[first] * len(kinds) + two[second], return_inverse=True)
+        names, rows, latest = list(kinds), [], cache(partial(self._latest, ring))
+        for code in codes.tolist():
+            part, offset, _ = names[code // len(kinds)]
+            other, at, every = names[code % len(kinds)]
+            now, before = (
+                latest(other, every, at - offset, last, same=part == other) for last in (0, -1)
+            )
+            still = self.step_of(ring, other) is None and not (ring.pace.tile or ring.pace.turn)
+            gap = at - offset if still and other == "head" != part else None
+            rows.append([NONE if n is None else n for n in (now, before, gap)])
+        return np.array(rows, np.int64).reshape(-1, 3)[which].T
+
+    def step_of(self, ring: PacedRing | Phased, part: Part) -> int | None:
+        """Return by how much an index of a part moves from turn to turn; None: it varies."""
+        key = ("step", type(ring), ring.number, part)
         if key not in self._known:
             step, tile, turn = (n or 0 for n in ring.pace)
-            moves, counter = {"step": step, "tile": tile + turn}, _counter(action.part)
+            moves, counter = {"step": step, "tile": tile + turn}, _counter(part)
             varies = any(n for name, n in moves.items() if name != counter)
             self._known[key] = None if varies else moves.get(counter, 0)
         found: int | None = self._known[key]
         return found
 
-    def index(self, ring: PacedRing, action: Action, lag: int) -> int:
-        """Return how far the index moves from this turn of an action's part to ``lag`` turns on."""
+    def index(self, ring: PacedRing, part: Part, lag: int) -> int:
+        """Return how far the index moves from this turn of a part to ``lag`` turns on."""
         _, tile, turn = (n or 0 for n in ring.pace)
-        if _counter(action.part) == "tile":
+        if _counter(part) == "tile":
             return tile * lag + turn * (lag // ring.takes[1])
-        return (self.step_of(ring, action) or 0) * lag
+        return (self.step_of(ring, part) or 0) * lag
 
     def _latest(
-        self, ring: PacedRing, action: Action, one: Reference, other: Action, two: Reference,
-        last: int,
-    ) -> int | None:  # fmt: skip
-        """Return the last turn, up to ``last``, at which ``other`` touched the slot of ``one``."""
-        if self.step_of(ring, other) is None:
-            here = last == 0 and action.part == other.part and (one.offset - two.offset)
-            return -1 if here and here % ring.stages else last
-        every = self.takes_every(other.actor)
+        self, ring: PacedRing, part: Part, every: int, by: int, last: int, *, same: bool
+    ) -> int | None:
+        """Return the last turn of a part, up to ``last``, at which a slot was touched.
+
+        By who takes one of ``every`` tiles, at an offset that is ``by`` more; ``same``: who touches
+        the slot now stands in the same part.
+        """
+        if self.step_of(ring, part) is None:
+            return -1 if last == 0 and same and by % ring.stages else last
         for lag in range(last, last - ring.stages * every, -1):
-            if ring.pace.turn and _counter(other.part) == "tile" and lag % every:
-                continue
-            at = two.offset + self.index(ring, other, lag)
-            if (at - one.offset) % ring.stages == 0:
+            skipped = ring.pace.turn and _counter(part) == "tile" and lag % every
+            if not skipped and (by + self.index(ring, part, lag)) % ring.stages == 0:
                 return lag
         return None
+
+    def asked(self, barrier: Phased, x: int, *, waits: bool) -> Needs:
+        """Return what a clock has of the waits for a phase, or else of the arrivals at it.
+
+        A turn that is not yet due counts once it is done.
+        """
+        key = ("asked", barrier.number, x, waits)
+        if key not in self._known:
+            always: list[tuple[Action, int, int]] = []
+            done: list[tuple[Action, int, int]] = []
+            for action, offset in barrier.waits if waits else barrier.arrivals:
+                by = self.step_of(barrier, action.part)
+                residue = action.columns[x % barrier.stages]
+                if action.indexed:
+                    always.append((action, residue, x))
+                elif by:
+                    turn, rest = divmod(x - offset, by)
+                    if not rest and turn <= 0:
+                        (done if turn == 0 else always).append((action, residue, turn))
+                elif by is None or offset == x:
+                    for column in sorted({*action.columns}):
+                        always.append((action, column, -1))
+                        done.append((action, column, 0))
+            every = (*always, *done)
+            numbers = [action.number for action, _, _ in done]
+            self._known[key] = Needs(
+                [action for action, _, _ in every],
+                np.array([column for _, column, _ in every], np.intp),
+                np.array([lag for _, _, lag in every], np.int32),
+                np.array([*(-1 for _ in always), *numbers], np.intp),
+            )
+        found: Needs = self._known[key]
+        return found
 
     def _prior(self, column: int) -> int:
         """Return the last turn before this one that a column is about; -1 if that varies."""
         action, ring, residue, _ = self.rules[column]
-        if action is None or ring is None or action.indexed or not self.step_of(ring, action):
+        if action is None or ring is None or action.indexed or not self.step_of(ring, action.part):
             return -1
         (offset,) = {n for place, n in action.told if place is ring} or {
             one.offset for one in action.references if one.ring is ring and column in one.columns
@@ -746,16 +889,42 @@ class Protocol:
         return -1
 
 
-def _alike(one: Action, other: Action) -> bool:
-    """Say whether two products have one shape, as PTX asks where they add to the same sums."""
-    a, b = one.statement, other.statement
-    assert isinstance(a, Do)
-    assert isinstance(b, Do)
-    return (a.values, a.write.value) == (b.values, b.write.value)
+def _meeting(
+    mine: list[tuple[Action, Reference]], others: list[tuple[Action, Reference]]
+) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Return the places of pairs that touch one cell, of which one writes.
+
+    But for sums of products of one shape, which PTX adds in order.
+    """
+    cells: dict[int, int] = {}
+    shapes: dict[Any, int] = {}
+
+    def numbered(pair: tuple[Action, Reference]) -> tuple[int, int, int]:
+        (action, one), shape = pair, -1
+        if one.adds and isinstance(action.statement, Do):
+            key = (_done(action), action.statement.values, action.statement.write.value)
+            shape = shapes.setdefault(key, len(shapes))
+        return cells.setdefault(one.cells, len(cells)), one.write, shape
+
+    (here, writes, sums), (there, written, added) = (
+        np.array([numbered(pair) for pair in some]).T for some in (mine, others)
+    )
+    meet = np.array([[bool(a & b) for b in cells] for a in cells])
+    found = meet[here[:, None], there] & ((writes[:, None] | written) > 0)
+    first, second = np.nonzero(found & ((sums[:, None] != added) | (added < 0)))
+    return first, second
 
 
 def _counter(part: Part) -> str:
     return {"loop": "step", "head": "tile", "tail": "tile"}.get(part, "")
+
+
+def _issuer(action: Action) -> str:
+    return "" if action.entry is None else action.entry.issuer
+
+
+def _done(action: Action) -> str:
+    return "" if action.entry is None else action.entry.done
 
 
 def _proxy(action: Action) -> str:
@@ -891,7 +1060,7 @@ class _Scope:
     ) -> None:  # fmt: skip
         place = self.protocol.phased(barrier, cta)
         pace, offset = self._place(index, env, made.part)
-        self._agree(place, pace, f"{made}")
+        self._agree(place, pace, made)
         made.told.append((place, offset))
         match made.statement:
             case Wait():
@@ -902,14 +1071,14 @@ class _Scope:
             case _:
                 place.counts_bytes = True
 
-    def _agree(self, ring: PacedRing | Phased, pace: Pace, what: str) -> None:
+    def _agree(self, ring: PacedRing | Phased, pace: Pace, *what: object) -> None:
         both = ring.pace.with_(pace)
         if both is None:
-            uncertified(f"{what} moves otherwise than others at {ring.name}")
+            uncertified(*what, f"moves otherwise than others at {ring.name}")
         ring.pace = both
         if pace.turn:
             if isinstance(ring, Phased) or ring.takes not in ((0, 1), (self.start, self.step)):
-                uncertified(f"{what}: turns of several copies at {ring.name}")
+                uncertified(*what, f"turns of several copies at {ring.name}")
             ring.takes = (self.start, self.step)
 
     def _do(self, made: Action, s: Do, env: Mapping[str, int]) -> None:
@@ -977,7 +1146,7 @@ class _Scope:
             )
         ring = p.ring(a, buffer, a.cta if cta is None else cta)
         pace, offset = self._place(access.index, env, made.part)
-        self._agree(ring, pace, f"{made}: {access}")
+        self._agree(ring, pace, made, access)
         cells = self._cells(made, s, access, env, write=write)
         if made.entry.done == "landed" and cells.bit_count() != prod(map(int, s.values)):
             uncertified(f"{s}: it writes a cell twice, or none")

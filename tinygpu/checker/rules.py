@@ -7,7 +7,8 @@
     A  parity     a wait for x begins when its agent knows that x - D is over, and its passing is
                   known to the contributions to x + D when that is over
     R  race       who touches cells knows of all that touched them before, unless both read
-    V  value      a read of index x finds x in its slot, and all cells that it takes are written
+    V  value      a read of index x finds x in its slot, and all cells that it takes are written;
+                  sums of products are read before something is written over them
     P  proxy      who comes through the asynchronous proxy knows the fence of who came through the
                   generic one; a product follows a wgmma.fence after what else touched its registers
     G  groups     a wait leaves 0 groups or more pending
@@ -20,13 +21,24 @@ second does not know the first, and R refuses.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from tinygpu.checker.invariant import Held, Invariant
+from tinygpu.checker.invariant import Contents, Invariant
 from tinygpu.checker.outcome import refuse, uncertified
-from tinygpu.checker.protocol import NONE, PARTS, Action, Actor, Part, Phased, Protocol, Reference
+from tinygpu.checker.protocol import (
+    NONE,
+    PARTS,
+    Action,
+    Actor,
+    Needs,
+    Part,
+    Phased,
+    Protocol,
+    Reference,
+)
 from tinygpu.checker.table import FENCES, GROUPS
 from tinygpu.term.program import Arrive, Commit, Do, Exit, Fence, Sync, Wait, WaitGroup
 
@@ -59,7 +71,7 @@ class Execution:
         self.todo = [[a for a in actions if self.runs(a)] for actions in protocol.todo[node.part]]
         self.at = [0] * n
         self.begun = [-1] * n
-        self.done: set[int] = set()
+        self.done = protocol.past[node.part].copy()
         self.meeting: dict[Any, list[int]] = {}
         self.left = [False] * n
 
@@ -116,11 +128,7 @@ class Execution:
 
     def happened(self, action: Action) -> bool:
         """Say whether an action is done at this turn of its part."""
-        if action.part == self.node.part:
-            return action.number in self.done
-        return action.part == "start" or (
-            action.part == "head" and self.node.part in ("loop", "tail")
-        )
+        return bool(self.done[action.number])
 
     def absent(self) -> None:
         """Raise lags over turns that are none: who knows all before them knows all.
@@ -151,9 +159,7 @@ class Execution:
             (barrier, offset), *_ = action.told
             if self.node.part == "loop":
                 offset += barrier.pace.step or 0
-            if action.number not in self.done and (
-                self.node.part == "tail" or self.node.left[0] > 1
-            ):
+            if not self.done[action.number] and (self.node.part == "tail" or self.node.left[0] > 1):
                 columns.append(action.columns[offset % barrier.stages])
                 index.append(offset)
                 stages.append(barrier.stages)
@@ -223,7 +229,7 @@ class Execution:
                 self.exit(action)
             case _:
                 uncertified(f"{action}")
-        self.done.add(action.number)
+        self.done[action.number] = True
         return True
 
     def group(self, action: Action, name: str) -> str:
@@ -246,7 +252,7 @@ class Execution:
         if opened != x + barrier.stages:
             self.refuse("parity", action, f"comes when phase {opened} is open, and may hang")
         if (barrier.number, x) not in state.messages:
-            self.refuse("parity", action, "no invariant says what it learns")
+            self.refuse("certificate", action, "no invariant says what it learns")
         np.maximum(state.known[number], state.messages[barrier.number, x], out=state.known[number])
         self.learn(action, action.mark, action.lag)
         return True
@@ -274,6 +280,8 @@ class Execution:
         opened = self.state.open[barrier.number][x % barrier.stages]
         if opened <= x:
             return False
+        if (barrier.number, x) not in self.state.messages:
+            self.refuse("certificate", action, "no invariant says what it learns")
         known = self.state.known[number]
         np.maximum(known, self.state.messages[barrier.number, x], out=known)
         self.learn(action, action.mark, action.lag)
@@ -321,10 +329,9 @@ class Execution:
                 if 0 < len(who.intersection(team)) < len(team):
                     self.refuse("deadlock", action, "ends a phase with some threads of a copy")
         else:
-            for wait, offset in barrier.waits:
-                if not self.knows(message, barrier, wait, offset, x - d):
-                    self.refuse("parity", action, f"ends {barrier.name}@{x} while {wait} for "
-                                "the phase before may not be passed")  # fmt: skip
+            if wait := self.lacks(message, self.protocol.asked(barrier, x - d, waits=True)):
+                self.refuse("parity", action, f"ends {barrier.name}@{x} while {wait} for "
+                            "the phase before may not be passed")  # fmt: skip
         message[barrier.over[x % d]] = x
         state.open[barrier.number][x % d] = x + d
         del state.counts[at]
@@ -341,26 +348,14 @@ class Execution:
         if barrier.counts_bytes or barrier.barrier.named or (barrier.far and not far):
             return False
         complete = self.state.open[barrier.number][x % barrier.stages] > x
-        return complete and all(
-            self.knows(known, barrier, action, offset, x) for action, offset in barrier.arrivals
-        )
+        asked = self.protocol.asked(barrier, x, waits=False)
+        return complete and self.lacks(known, asked) is None
 
-    def knows(self, clock: Any, barrier: Phased, action: Action, offset: int, x: int) -> bool:
-        """Say whether a clock has the turn at which an action waits for, or arrives at, phase x."""
-        if action.indexed:
-            return bool(clock[action.columns[x % barrier.stages]] >= x)
-        last = 0 if self.happened(action) else -1
-        by = self.protocol.step_of(barrier, action)
-        columns = sorted({*action.columns})
-        turn: int | None = last
-        if by == 0:
-            turn = last if offset == x else None
-        elif by is not None:
-            turn, rest = divmod(x - offset, by)
-            if rest or turn > last:
-                return True
-            columns = [action.columns[x % barrier.stages]]
-        return turn is None or all(clock[c] >= turn for c in columns)
+    def lacks(self, clock: Any, asked: Needs) -> Action | None:
+        """Return the first action of which a clock lacks what is asked."""
+        due = (asked.done < 0) | self.done[asked.done]
+        (missing,) = np.nonzero(due & (clock[asked.columns] < asked.lags))
+        return asked.actions[missing[0]] if len(missing) else None
 
     def sync(self, action: Action) -> bool:
         """Meet at bar.sync or barrier.cluster; then each knows what all know."""
@@ -390,7 +385,7 @@ class Execution:
             self.state.known[n] = np.maximum(self.state.known[n], together)
             if n != number:
                 self.at[n] += 1
-                self.done.add(mine.number)
+                self.done[mine.number] = True
         del self.meeting[key]
         return True
 
@@ -457,7 +452,7 @@ class Execution:
             if one.ring.number in self.protocol.sums[number] and done != "multiplied":
                 state.touched[number] = True
             if one.write:
-                self.fill(one)
+                self.fill(action, one)
             if done == "landed":
                 barrier, x = action.told[i]
                 message = self.tell(number)
@@ -500,38 +495,58 @@ class Execution:
         known = self.state.known[action.actor.number]
         if one.ring.buffer.level == "registers":  # a thread waits itself for what holds its own
             known = self.state.own[action.actor.number]
-        first, last = self.node.done
-        for other, column, lag, before, gap in one.conflicts:
-            need = lag if self.happened(other) else before
-            if gap is not None and need == lag and first == last:
-                moved = (one.ring.pace.step or 0) * first
-                need = before if (gap - moved) % one.ring.stages else lag
-            if need is not None and known[column] < need:
-                what = "proxy" if any(column in two.fenced for two in other.references) else "race"
-                self.refuse(what, action, f"touches {one.ring.name}@{one.offset} and does not know "
-                            f"{other} {-need} turns ago")  # fmt: skip
+        asked, (first, last) = one.conflicts, self.node.done
+        if not len(asked.columns):
+            return
+        done = self.done[asked.actions]
+        if (
+            len(asked.gaps) and first == last
+        ):  # what stood in head had this index if the steps since moved it so far
+            moved = (one.ring.pace.step or 0) * first
+            done = done & ((asked.gaps == NONE) | ((asked.gaps - moved) % one.ring.stages == 0))
+        need = np.where(done, asked.now, asked.before)
+        (missing,) = np.nonzero(known[asked.columns] < need)
+        if len(missing):
+            i = missing[0]
+            other = self.protocol.actions[asked.actions[i]]
+            fenced = any(asked.columns[i] in two.fenced for two in other.references)
+            self.refuse("proxy" if fenced else "race", action, f"touches {one.ring.name}@"
+                        f"{one.offset} and does not know {other} {-need[i]} turns ago")  # fmt: skip
+
+    def adds(self, action: Action) -> bool:
+        """Say whether a product adds to its sums, and does not start anew."""
+        if action.fresh is None:
+            return any(one.adds and not one.write for one in action.references)
+        low, high = self.ends(action.fresh)
+        if low <= 0 <= high and low != high:
+            uncertified(f"{action}: where it starts anew is not decided at {self.node}")
+        return low != 0
 
     def value(self, action: Action, one: Reference) -> None:
         """Ask that a slot holds what is read (V)."""
-        if one.adds and action.fresh is not None:
-            low, high = self.ends(action.fresh)
-            if low == high == 0:
-                return
-            if low <= 0 <= high:
-                uncertified(f"{action}: where it starts anew is not decided at {self.node}")
-        held = self.state.holds[one.ring.number][one.offset % one.ring.stages]
-        if held is None or held[0] != one.offset:
-            self.refuse("value", action, f"wants {one.ring.name}@{one.offset}, and its slot holds "
-                        f"{'nothing' if held is None else held[0]}")  # fmt: skip
-        elif one.cells & ~held[1]:
-            self.refuse("value", action, f"reads cells of {one.ring.name} that nothing wrote")
-
-    def fill(self, one: Reference) -> None:
-        """Note what a slot holds after a write."""
+        if one.adds and not self.adds(action):
+            return
         slots, stage = self.state.holds[one.ring.number], one.offset % one.ring.stages
-        held: Held = slots[stage]
-        more = held[1] if held is not None and held[0] == one.offset else 0
-        slots[stage] = (one.offset, one.cells | more)
+        held = slots[stage]
+        if held is None or held.index != one.offset:
+            self.refuse("value", action, f"wants {one.ring.name}@{one.offset}, and its slot holds "
+                        f"{'nothing' if held is None else held.index}")  # fmt: skip
+        elif one.cells & ~held.written:
+            self.refuse("value", action, f"reads cells of {one.ring.name} that nothing wrote")
+        elif held.unread & one.cells and not one.adds:
+            slots[stage] = replace(held, unread=held.unread & ~one.cells)
+
+    def fill(self, action: Action, one: Reference) -> None:
+        """Note what a slot holds after a write; sums are read before they are lost (V)."""
+        slots, stage = self.state.holds[one.ring.number], one.offset % one.ring.stages
+        held = slots[stage] or Contents(one.offset, 0)
+        unread = held.unread
+        if unread & one.cells and not (one.adds and self.adds(action)):
+            self.refuse("value", action, f"writes over sums in {one.ring.name} that nobody read")
+        more = held.written if held.index == one.offset else 0
+        slots[stage] = Contents(
+            one.offset, one.cells | more, unread | (one.cells if one.adds else 0)
+        )
 
     # The end.
 
@@ -558,6 +573,11 @@ class Execution:
             if counts[2]:
                 refuse(f"exit: bytes land at {self.protocol.barriers[b].name}@{x} after the end")
         best = state.known.max(axis=0)
+        every = np.maximum(state.known, state.own)
+        best_of = {
+            cta: every[[a.number for a in actors if a.cta == cta]].max(axis=0)
+            for cta in {a.cta for a in actors}
+        }
         for action in self.protocol.actions:
             last = -1 + self.happened(action)
             columns = [c for one in action.references for c in one.columns]
@@ -576,7 +596,6 @@ class Execution:
                 if one.write and one.ring.buffer.level == "smem"
             ]
             for cta, columns in sent:
-                if cta != action.actor.cta and columns:
-                    there = [self.tell(a.number) for a in actors if a.cta == cta]
-                    if any(max(int(known[c]) for known in there) < need[c] for c in columns):
-                        self.refuse("exit", action, f"may reach CTA {cta} when that has ended")
+                far = cta != action.actor.cta
+                if far and any(best_of[cta][c] < need[c] for c in columns):
+                    self.refuse("exit", action, f"may reach CTA {cta} when that has ended")

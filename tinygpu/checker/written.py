@@ -1,19 +1,21 @@
 """A certificate as a file: JSON, bound to its term by the SHA-256 of the term's text.
 
-    format   1
+    format   2
     term     the key of the term's text (``tinygpu.term.text.key_of``)
     near, far, early
     columns  how many columns a clock has
-    clocks   clocks that nodes name by their place in this list; a run of equal lags is [lag, many]
-             and null, nothing is known
-    nodes    [part, steps done, steps left, residue] and what is claimed there; what an agent knows
-             is left out where it is the image of what the first copy, in the first CTA, knows
+    clocks   clocks that nodes name by their place in this list, of runs of equal lags: the lags,
+             and how many columns have each
+    cells    sets of cells that nodes name in the same way, hexadecimal
+    nodes    [part, steps done, steps left, residue] and what is claimed there; a clock is null
+             where it is the image of that of the first copy, in the first CTA
 
 **Images.**  A copy of a role is like its first one with their names exchanged, and a CTA like the
 first with all ranks moved.  The map of columns that this gives is used to write less and to fill in
-what is left out.  It is not believed: what is filled in is checked as if it had been written.
+what is left out: what agents know, their groups, the messages of barriers.  It is not believed:
+what is filled in is checked as if it had been written.
 
-Masks of cells are hexadecimal.  Whatever is not of this form is refused.
+Whatever is not of this form is refused.
 """
 
 from __future__ import annotations
@@ -22,57 +24,61 @@ import json
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tinygpu.checker.check import Certificate, Position, ruled
-from tinygpu.checker.invariant import LEAST, Clocks, Counts, Held, Invariant
+from tinygpu.checker.invariant import Clocks, Contents, Counts, Held, Invariant
 from tinygpu.checker.outcome import RefusedError, Ruling, UncertifiedError, refuse
-from tinygpu.checker.protocol import NONE, PARTS, Protocol
+from tinygpu.checker.protocol import NONE, PARTS, Image, Protocol
 from tinygpu.term.program import Program
 from tinygpu.term.text import key_of, text_of
 
 __all__ = ["FORMAT", "verified", "written"]
 
-FORMAT = 1
+FORMAT = 2
+_MOST = 1 << 24
 
 
 def written(program: Program, certificate: Certificate) -> str:
     """Return the text of a term's certificate."""
     protocol = Protocol(program, early=certificate.early)
-    images = protocol.images()
+    agents, barriers = protocol.images(), protocol.barrier_images()
     clocks: dict[bytes, int] = {}
-    kept: list[Any] = []
+    cells: dict[int, int] = {}
 
-    def number(clock: Clocks) -> int:
-        key = clock.tobytes()
-        if key not in clocks:
-            clocks[key] = len(kept)
-            kept.append(_runs(clock))
-        return clocks[key]
+    def number(clock: Clocks, like: Clocks | None) -> int | None:
+        if like is not None and np.array_equal(like, clock):
+            return None
+        return clocks.setdefault(clock.tobytes(), len(clocks))
+
+    def place(mask: int) -> int:
+        return cells.setdefault(mask, len(cells))
 
     def rows(every: Clocks) -> list[int | None]:
-        return [
-            None
-            if image is not None and np.array_equal(every[image[0]][image[1]], row)
-            else number(row)
-            for row, image in zip(every, images, strict=True)
-        ]
+        likes = [None if image is None else every[image[0]][image[1]] for image in agents]
+        return [number(row, like) for row, like in zip(every, likes, strict=True)]
+
+    def message(every: dict[tuple[int, int], Clocks], b: int, x: int) -> int | None:
+        image = barriers[b]
+        known = image is not None and image[0] < b and (image[0], x) in every
+        return number(every[b, x], every[image[0], x][image[1]] if image and known else None)
+
+    def waits(every: dict[tuple[int, str], Clocks], agent: int, kind: str) -> list[int | None]:
+        image, mine = agents[agent], every[agent, kind]
+        likes = [None] * len(mine) if image is None else every[image[0], kind][:, image[1]]
+        return [number(row, like) for row, like in zip(mine, likes, strict=True)]
 
     nodes = [
         {
             "at": list(at),
             "known": rows(state.known),
             "own": rows(state.own),
-            "messages": [[b, x, number(clock)] for (b, x), clock in sorted(state.messages.items())],
+            "messages": [[b, x, message(state.messages, b, x)] for b, x in sorted(state.messages)],
             "open": state.open,
             "counts": [[b, x, *c[:3], sorted(c[3])] for (b, x), c in sorted(state.counts.items())],
-            "groups": [
-                [agent, kind, [number(row) for row in every]]
-                for (agent, kind), every in sorted(state.groups.items())
-            ],
+            "groups": [[*key, waits(state.groups, *key)] for key in sorted(state.groups)],
             "touched": state.touched,
             "holds": [
-                [None if held is None else [held[0], f"{held[1]:x}"] for held in slots]
+                [held and [held.index, place(held.written), place(held.unread)] for held in slots]
                 for slots in state.holds
             ],
         }
@@ -81,7 +87,8 @@ def written(program: Program, certificate: Certificate) -> str:
     whole = {
         "format": FORMAT, "term": key_of(text_of(program)), "near": certificate.near,
         "far": certificate.far, "early": certificate.early, "columns": len(protocol.names),
-        "clocks": kept, "nodes": nodes,
+        "clocks": [_runs(np.frombuffer(clock, np.int32)) for clock in clocks],
+        "cells": [f"{mask:x}" for mask in cells], "nodes": nodes,
     }  # fmt: skip
     return json.dumps(whole, separators=(",", ":")) + "\n"
 
@@ -99,23 +106,17 @@ def verified(program: Program, text: str) -> Ruling:
         return Ruling("refused", "certificate: it is no JSON")
 
 
-def _runs(clock: Clocks) -> list[Any]:
-    """Return a clock's lags, equal neighbours as [lag, many]."""
-    found: list[list[int | None]] = []
-    for lag in clock.tolist():
-        one = None if lag < LEAST else lag
-        if found and found[-1][0] == one:
-            found[-1][1] = (found[-1][1] or 0) + 1
-        else:
-            found.append([one, 1])
-    return [lag if many == 1 else [lag, many] for lag, many in found]
+def _runs(clock: Clocks) -> list[list[int]]:
+    """Return a clock as its lags and how many neighbours have each."""
+    first = np.flatnonzero(np.diff(clock, prepend=NONE - 1))
+    return [clock[first].tolist(), np.diff(first, append=len(clock)).tolist()]
 
 
 class _Reading:
     """A certificate's parts, each of which has to be of its form."""
 
     def __init__(self, program: Program, whole: Any) -> None:
-        fields = {"format", "term", "near", "far", "early", "columns", "clocks", "nodes"}
+        fields = {"format", "term", "near", "far", "early", "columns", "clocks", "cells", "nodes"}
         if not isinstance(whole, dict) or whole.keys() != fields:
             refuse("certificate: it has other fields")
         if whole["format"] != FORMAT:
@@ -130,6 +131,8 @@ class _Reading:
         if whole["columns"] != self.width:
             refuse(f"certificate: {whole['columns']} columns; the term has {self.width}")
         self.images = self.protocol.images()
+        self.barriers = self.protocol.barrier_images()
+        self.cells = [self.mask(one) for one in self.list(whole["cells"])]
         self.clocks = [self.clock(one) for one in self.list(whole["clocks"])]
 
     def certificate(self) -> tuple[Protocol, Certificate]:
@@ -148,7 +151,10 @@ class _Reading:
         p = self.protocol
         messages: dict[tuple[int, int], Clocks] = {}
         for b, x, clock in self.tuples(one["messages"], 3):
-            messages[self.below(b, len(p.barriers)), self.integer(x)] = self.row(clock)
+            at = (self.below(b, len(p.barriers)), self.integer(x))
+            image = self.barriers[at[0]]
+            like = None if image is None else messages.get((image[0], at[1]))
+            messages[at] = self.row(clock, like, image)
         counts: dict[tuple[int, int], Counts] = {}
         for b, x, arrived, expected, landed, who in self.tuples(one["counts"], 6):
             agents = frozenset(self.below(n, len(p.actors)) for n in self.list(who))
@@ -159,8 +165,13 @@ class _Reading:
             key = (self.below(agent, len(p.actors)), str(kind))
             if key not in p.groups:
                 refuse(f"certificate: groups {key}")
+            image = self.images[key[0]]
             rows = self.list(every, p.groups[key] + 2)
-            groups[key] = np.array([self.row(row) for row in rows])
+            likes = None if image is None else groups.get((image[0], key[1]))
+            groups[key] = np.array(
+                [self.row(row, None if likes is None else likes[i], image)
+                 for i, row in enumerate(rows)]
+            )  # fmt: skip
         if groups.keys() != p.groups.keys():
             refuse("certificate: other groups")
         touched = self.list(one["touched"], len(p.actors))
@@ -181,32 +192,31 @@ class _Reading:
         )
 
     def rows(self, every: Any) -> Clocks:
-        """Return the clocks of all agents; images are filled in."""
-        found: list[Any] = []
+        """Return the clocks of all agents."""
+        found: list[Clocks] = []
         for number, image in zip(self.list(every, len(self.images)), self.images, strict=True):
-            if number is not None:
-                found.append(self.row(number))
-            elif image is None:
-                refuse("certificate: a clock is left out that is no image")
-            else:
-                found.append(found[image[0]][image[1]])
+            found.append(self.row(number, None if image is None else found[image[0]], image))
         return np.array(found)
 
-    def row(self, number: Any) -> Clocks:
-        """Return a clock by its place in the list."""
-        return self.clocks[self.below(number, len(self.clocks))].copy()
+    def row(self, number: Any, like: Clocks | None, image: Image) -> Clocks:
+        """Return a clock by its place in the list, or, of None, the image of another."""
+        if number is not None:
+            return self.clocks[self.below(number, len(self.clocks))].copy()
+        if like is None or image is None:
+            refuse("certificate: a clock is left out that is no image")
+        return like[image[1]]
 
-    def clock(self, runs: Any) -> NDArray[np.int32]:
+    def clock(self, runs: Any) -> Clocks:
         """Return a clock of its runs."""
-        found: list[int] = []
-        for run in self.list(runs):
-            lag, many = self.list(run, 2) if isinstance(run, list) else (run, 1)
-            if not 0 < self.integer(many) <= self.width:
-                refuse("certificate: a run of lags")
-            found += [NONE if lag is None else self.integer(lag)] * many
-        if len(found) != self.width:
-            refuse(f"certificate: a clock of {len(found)} columns")
-        return np.array(found, np.int32)
+        lags, many = self.list(runs, 2)
+        for numbers in (self.list(lags), self.list(many, len(lags))):
+            if not {*map(type, numbers)} <= {int}:
+                refuse("certificate: a clock of no numbers")
+            if max(numbers, default=0) > _MOST or min(numbers, default=0) < -_MOST:
+                refuse("certificate: a lag that is far from 0")
+        if min(many, default=1) <= 0 or sum(many) != self.width:
+            refuse(f"certificate: a clock of {sum(many)} columns")
+        return np.repeat(np.array(lags, np.int32), many)
 
     def position(self, at: Any) -> Position:
         """Return a node's position."""
@@ -222,10 +232,15 @@ class _Reading:
         """Return what a slot holds."""
         if one is None:
             return None
-        index, mask = self.list(one, 2)
-        if not isinstance(mask, str) or not mask or set(mask) - set("0123456789abcdef"):
+        index, *places = self.list(one, 3)
+        written, unread = (self.cells[self.below(place, len(self.cells))] for place in places)
+        return Contents(self.integer(index), written, unread)
+
+    def mask(self, one: Any) -> int:
+        """Return a set of cells."""
+        if not isinstance(one, str) or not one or set(one) - set("0123456789abcdef"):
             refuse("certificate: a mask of cells")
-        return self.integer(index), int(mask, 16)
+        return int(one, 16)
 
     def tuples(self, every: Any, many: int) -> list[list[Any]]:
         """Return a list of lists of one length."""
@@ -239,7 +254,7 @@ class _Reading:
 
     def integer(self, one: Any) -> int:
         """Return a number that is not far from 0."""
-        if type(one) is not int or not abs(one) <= 1 << 24 or one < -(1 << 20):
+        if type(one) is not int or not abs(one) <= _MOST:
             refuse(f"certificate: {str(one)[:40]} is no number")
         return one
 

@@ -40,6 +40,7 @@ from tinygpu.term.operation import Operation, Problem
 
 if TYPE_CHECKING:
     from tinygpu.codegen.run.interpretation import Interpretation
+    from tinygpu.term.program import Program
 
 __all__ = ["add_to", "interpreted_text"]
 
@@ -65,6 +66,10 @@ def emit(
         Path | None,
         typer.Option(help="Write the term too, as a text that tinygpu.term.text.parse reads."),
     ] = None,
+    certificate: Annotated[
+        Path | None,
+        typer.Option(help="What check --certificate wrote: verify it, and name it in the PTX."),
+    ] = None,
     device: ON = "",
     machine: OWN = "",
 ) -> None:
@@ -74,7 +79,7 @@ def emit(
     from tinygpu.term.text import key_of, text_of
 
     if len(schedules) > 1:
-        if output is None or cubin is not None or term is not None:
+        if output is None or any((cubin, term, certificate)):
             raise ScheduleError(
                 "several schedules: they are written into a folder; give -o FOLDER alone"
             )
@@ -88,6 +93,8 @@ def emit(
     given = read_schedule(schedules[0], device, machine=machine).for_arch(arch)
     meaning = given.computing()
     text = emitted(meaning.program, given.device.arch, given.problem.sizes)
+    for program, path in file_of_each(meaning.program, certificate) if certificate else ():
+        text = f"{_certified(program, path)}\n{text}"
     for program, path in file_of_each(meaning.program, term) if term else ():
         written = text_of(program)
         write(path, written)
@@ -110,6 +117,20 @@ def emit(
         )
         if fault := known_fault():
             typer.echo(fault, err=output is None)
+
+
+def _certified(program: Program, path: Path) -> str:
+    """Return the comment that binds PTX to its term and certificate, which is verified."""
+    from tinygpu.checker.written import verified
+    from tinygpu.codegen.runtime.bundle import digest
+    from tinygpu.term.text import key_of, text_of
+
+    data = path.read_bytes()
+    ruling = verified(program, data.decode(errors="replace"))
+    if not ruling.accepted:
+        raise ScheduleError(f"emit: {path}: {ruling}; write one: tinygpu check --certificate")
+    term = key_of(text_of(program))
+    return f"// {program.name}: term SHA-256 {term}, certificate SHA-256 {digest(data)}"
 
 
 def _emit_all(schedules: Sequence[Given], folder: Path, arch: str) -> None:

@@ -24,6 +24,7 @@ from tinygpu.cli.given import (
     DEVICE,
     JSON,
     REPRODUCIBLE,
+    certificate_of,
     device_given,
     in_order,
     machine_named,
@@ -41,6 +42,7 @@ from tinygpu.errors import (
 )
 from tinygpu.search.tuning.climb import why_no_gpu
 from tinygpu.search.tuning.shape import Shape
+from tinygpu.term.plan import kernels_of
 from tinygpu.term.schedule import Schedule, to_json
 
 if TYPE_CHECKING:
@@ -454,6 +456,7 @@ class Dispatch(ExitStack):
         """Return the kernels, built.  Raises AssemblyError, ProgramError."""
         from tinygpu.codegen.run.arguments import contract_of
         from tinygpu.codegen.run.bundle import BundledKernel
+        from tinygpu.term.text import text_of
 
         self.build(arch)
         found = []
@@ -464,10 +467,9 @@ class Dispatch(ExitStack):
             program = schedule.term(self.machines[schedule.machine], self.operation)
             problem, _ = self._hint(number).problems(self.operation)[0]
             text = to_json(schedule, problem, device=device)
-            contract = contract_of(program)
-            found.append(
-                BundledKernel(_kernel_name(number), schedule.machine, contract, built, text)
-            )
+            name, contract = _kernel_name(number), contract_of(program)
+            terms = tuple((text_of(one), certificate_of(one)[0]) for one in kernels_of(program))
+            found.append(BundledKernel(name, schedule.machine, contract, built, text, terms))
         return found
 
     def _hint(self, number: int) -> Shape:

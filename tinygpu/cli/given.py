@@ -23,6 +23,7 @@ from tinygpu.term.program import Program
 from tinygpu.term.schedule import Schedule, device_in, from_json
 
 if TYPE_CHECKING:
+    from tinygpu.checker.outcome import Ruling
     from tinygpu.meaning.identity import Meaning
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     "SPREAD",
     "Fixed",
     "Given",
+    "certificate_of",
     "device_given",
     "file_of_each",
     "fixed_for",
@@ -132,6 +134,15 @@ def file_of_each(term: Term, path: Path) -> list[tuple[Program, Path]]:
         (kernel, path.with_stem(f"{path.stem}.{number}") if number > 1 else path)
         for number, kernel in enumerate(kernels_of(term), 1)
     ]
+
+
+def certificate_of(program: Program) -> tuple[str, Ruling]:
+    """Return the text of a kernel's certificate, "" if none is found, and the ruling."""
+    from tinygpu.checker.make import certified
+    from tinygpu.checker.written import written
+
+    found, ruling = certified(program)
+    return "" if found is None else written(program, found), ruling
 
 
 def device_given(named: str = "") -> Device:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from tinygpu.cli.console import say, say_json, table, working, write
-from tinygpu.cli.given import JSON, ON, OWN, SCHEDULE, file_of_each, read_schedule
+from tinygpu.cli.given import JSON, ON, OWN, SCHEDULE, certificate_of, file_of_each, read_schedule
 from tinygpu.devices.device import DEVICES, NUMBERS, Device, load_device, to_json
 from tinygpu.errors import ScheduleError, nearest
 from tinygpu.machines import MACHINES
@@ -213,15 +213,12 @@ def check(
 
 def _certify(program: Any, path: Path) -> None:
     """Write a term's certificate, or say why there is none, with status 3."""
-    from tinygpu.checker.make import certified
-    from tinygpu.checker.written import written
-
     with working("certifying"):
-        found, ruling = certified(program)
-    if found is None:
+        text, ruling = certificate_of(program)
+    if not text:
         typer.echo(f"no certificate: {ruling}", err=True)
         raise typer.Exit(3)
-    write(path, written(program, found))
+    write(path, text)
     typer.echo(f"{path}: a certificate of {ruling.nodes} invariants", err=True)
 
 
