@@ -23,7 +23,7 @@ from tinygpu.codegen.run.arguments import contract_of, dense
 from tinygpu.codegen.run.interpretation import execute, unwritten_outputs
 from tinygpu.codegen.run.interpretation import interpret as emulate
 from tinygpu.codegen.runtime.contract import check as check_arguments
-from tinygpu.codegen.runtime.maps import TensorMap, seen
+from tinygpu.codegen.runtime.maps import TensorMap, mapped_array
 from tinygpu.devices.device import load_device
 from tinygpu.errors import LaunchError, OperationError, ProgramError
 from tinygpu.isa.algebra import FLOATS
@@ -311,8 +311,8 @@ def test_a_ragged_box_ends_at_any_line(rows: int, lines: int, data: st.DataObjec
     first = data.draw(st.integers(0, rows))
     left = data.draw(st.integers(0, min(lines, rows - first)))
     pitch, address = 96, 2**20
-    there = seen(TensorMap("c", "bf16", (32, lines), 0, ragged=True), address, 2, (rows, 40),
-                 (pitch, 2))  # fmt: skip
+    ragged = TensorMap("c", "bf16", (32, lines), 0, ragged=True)
+    there = mapped_array(ragged, address, 2, (rows, 40), (pitch, 2))
     seen_by_tma = Emulated(there.address, "bf16", there.lengths, there.pitches, there.box)
     places, inside = seen_by_tma.places((16, lines - left, first + left))
     line, column = np.divmod(places[inside] - address, pitch)

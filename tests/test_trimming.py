@@ -13,7 +13,7 @@ from tests.ptx_runs import run_matmul, term_of
 from tests.sample import draws
 from tinygpu.codegen.emit import emit
 from tinygpu.codegen.kernel.tensor_map import tensor_maps
-from tinygpu.codegen.runtime.maps import seen
+from tinygpu.codegen.runtime.maps import mapped_array
 from tinygpu.devices.device import load_device
 from tinygpu.machines.hopper import STARTS, Hopper
 from tinygpu.meaning.identity import computes
@@ -73,7 +73,7 @@ def test_two_maps_for_each_trimmed_load() -> None:
     lines = whole.box[1]
     assert rest == whole._replace(rest=True)
     for m in (1, lines - 1, lines, lines + 1, 5 * lines):
-        boxes = [seen(each, 0, 2, (m, 64), (128, 2)).box for each in (whole, rest)]
+        boxes = [mapped_array(each, 0, 2, (m, 64), (128, 2)).box for each in (whole, rest)]
         assert boxes[0] == whole.box
         assert boxes[1][1] == (m % lines or lines)
     text = emit(program)

@@ -9,8 +9,8 @@ from itertools import product
 
 from tinygpu.codegen.kernel.clusters import receivers, signal_at
 from tinygpu.codegen.kernel.kernel import KernelCode
-from tinygpu.codegen.kernel.scope import Scope
 from tinygpu.codegen.kernel.ptx import Scalar
+from tinygpu.codegen.kernel.scope import Scope
 from tinygpu.codegen.kernel.tensor_map import ragged_line, tensor_map_of
 from tinygpu.codegen.kernel.trimming import trimmed_map
 from tinygpu.codegen.rules.descriptors import offset, smem_stage

@@ -32,7 +32,7 @@ from tinygpu.codegen.emulator import Finding, Memory, Module, Report, TensorMap,
 from tinygpu.codegen.emulator.report import Array
 from tinygpu.codegen.kernel.smem import smem_plan
 from tinygpu.codegen.kernel.tensor_map import tensor_maps
-from tinygpu.codegen.runtime.maps import seen
+from tinygpu.codegen.runtime.maps import mapped_array
 from tinygpu.isa.memory import DTYPES
 from tinygpu.meaning.composition import part_of
 from tinygpu.meaning.inputs import drawn_ends
@@ -174,7 +174,7 @@ def _launched(
         TensorMap(there.address, m.dtype, there.lengths, there.pitches, there.box, m.swizzle)
         for m in tensor_maps(program)
         for held in [arrays[m.buffer]]
-        for there in [seen(m, places[m.buffer], held.itemsize, held.shape, held.strides)]
+        for there in [mapped_array(m, places[m.buffer], held.itemsize, held.shape, held.strides)]
     ]
     strides = {
         name: step // array.itemsize

@@ -15,7 +15,7 @@ from tinygpu.codegen.runtime.driver import call
 from tinygpu.codegen.runtime.views import WIDTHS
 from tinygpu.errors import KernelError
 
-__all__ = ["Seen", "TensorMap", "encode", "pitches_bytes", "seen"]
+__all__ = ["MappedArray", "TensorMap", "encode", "mapped_array", "pitches_bytes"]
 
 _MAP_BYTES = 128
 _MAP_TYPES = {
@@ -36,7 +36,7 @@ class TensorMap(NamedTuple):
 
     The dimensions that a box does not move along, as a batch's, are 1 in it.  ``rest``: the box has
     only the lines that are left of the array where whole boxes of so many lines end.  ``ragged``: a
-    box ends at any line (see ``seen``).
+    box ends at any line (see ``mapped_array``).
     """
 
     buffer: str
@@ -70,7 +70,7 @@ def pitches_bytes(width: int, shape: Sequence[int], strides_bytes: Sequence[int]
     return pitches
 
 
-class Seen(NamedTuple):
+class MappedArray(NamedTuple):
     """An array as a map sees it: all but the address innermost first, lengths and box in elements.
 
     ``pitches`` are the steps of all dimensions but the innermost, in bytes.
@@ -82,10 +82,10 @@ class Seen(NamedTuple):
     box: tuple[int, ...]
 
 
-def seen(
+def mapped_array(
     tensor_map: TensorMap, address: int, width: int, shape: Sequence[int],
     strides_bytes: Sequence[int],
-) -> Seen:  # fmt: skip
+) -> MappedArray:  # fmt: skip
     """Return an array as a map sees it; ``width`` is an element's bytes, the last stride is that.
 
     Of a ragged map the lines are two dimensions of one pitch P, of H and of all lines and one more,
@@ -93,10 +93,11 @@ def seen(
     (H - r, first + r) is that of the lines from ``first`` on, of which only r are inside: those of
     which the first coordinate is below H.  So a box may end at any line, and no other map is made.
 
-    >>> seen(TensorMap("a", "bf16", (64, 128), 3, rest=True), 0, 2, (300, 4096), (8192, 2)).box
+    >>> rest = TensorMap("a", "bf16", (64, 128), 3, rest=True)
+    >>> mapped_array(rest, 0, 2, (300, 4096), (8192, 2)).box
     (64, 44)
-    >>> seen(TensorMap("c", "bf16", (64, 128), 3, ragged=True), 2**40, 2, (300, 64), (128, 2))
-    Seen(address=1099511611392, lengths=(64, 128, 301), pitches=(128, 128), box=(64, 128, 1))
+    >>> mapped_array(rest._replace(rest=False, ragged=True), 2**40, 2, (300, 64), (128, 2))
+    MappedArray(address=1099511611392, lengths=(64, 128, 301), pitches=(128, 128), box=(64, 128, 1))
 
     Source: Triton, "ragged TMA", for two dimensions of one pitch.
     """
@@ -107,9 +108,9 @@ def seen(
         first, many, *more = lengths
         apart, *further = pitches
         lengths, pitches = (first, lines, many + 1, *more), (apart, apart, *further)
-        return Seen(address - lines * apart, lengths, pitches, (inner, lines, 1, *others))
+        return MappedArray(address - lines * apart, lengths, pitches, (inner, lines, 1, *others))
     rest = lengths[1] % lines if tensor_map.rest else 0
-    return Seen(address, lengths, pitches, (inner, rest or lines, *others))
+    return MappedArray(address, lengths, pitches, (inner, rest or lines, *others))
 
 
 def encode(
@@ -120,7 +121,7 @@ def encode(
     ``strides`` count elements, the last is 1.  Raises KernelError for what the driver refuses.
     """
     width = WIDTHS[tensor_map.dtype]
-    array = seen(tensor_map, pointer, width, shape, [int(s) * width for s in strides])
+    array = mapped_array(tensor_map, pointer, width, shape, [int(s) * width for s in strides])
     rank = len(array.lengths)
     if odd := [p for p in (pointer, *array.pitches) if p % 16]:
         raise KernelError(
