@@ -105,12 +105,12 @@ WORDS = {"fma", "alu", "mufu", "cvt", "mov", "mbarrier"}
 WALK_LINES = {
     "meaning": 5825,
     "legality": 7941,
-    "time": 4956,
-    "tinygpu.codegen.emit kernel rules": 4245,
+    "time": 4970,
+    "tinygpu.codegen.emit kernel rules": 4250,
 }
 """The most lines of a walk."""
 
-LINES = 71050
+LINES = 71350
 """The most lines of the three folders together; without the emulator they are to be 40,000."""
 
 
