@@ -34,6 +34,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tinygpu.codegen.run.provenance import provenance
+
 __all__ = ["THREADS", "Array", "Case", "differs", "faults", "main", "read"]
 
 Array = NDArray[Any]
@@ -215,15 +217,6 @@ class _Worker:
             self.pool = None
 
 
-def _machine() -> dict[str, Any]:
-    import cupy
-
-    runtime = cupy.cuda.runtime
-    name = runtime.getDeviceProperties(0)["name"].decode()
-    return {"device": name, "driver": runtime.driverGetVersion(), "cupy": cupy.__version__,
-            "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}  # fmt: skip
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run all kernels; returns 1 if one differs."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.ptx_agreement")
@@ -231,7 +224,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("ptx_agreement.json"))
     parser.add_argument("--timeout", type=float, default=60, help="seconds of one kernel")
     given = parser.parse_args(arguments)
-    (cases, arrays), machine = read(given.cases), _machine()
+    (cases, arrays), machine = read(given.cases), provenance("python -m benchmarks.ptx_agreement")
     rows, start, worker = [], time.perf_counter(), _Worker()
     for case in cases:
         values = [

@@ -79,8 +79,8 @@ def _coordinates(
     Of a ragged map (``runtime/maps.py``) the lines have two: how many of the box's are not there,
     and the line behind the last one that is.
     """
-    found = [_coordinate(kernel, o, b, scope) for o, b in zip(gmem.origin, beyond, strict=True)]
-    column, line, *others = reversed(found)
+    order = reversed([*zip(gmem.origin, beyond, strict=True)])
+    column, line, *others = [_coordinate(kernel, o, b, scope) for o, b in order]
     end = ragged_line(gmem)
     if not end:
         return [column, line, *others]
