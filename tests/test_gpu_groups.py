@@ -12,8 +12,10 @@ import pytest
 
 from tests.test_gates import POINTS as GATES
 from tests.test_groups import HOPPER, POINTS, term
+from tests.test_rmsnorm_matmul import plan as normed
 from tinygpu.codegen.run.launch import Kernel
 from tinygpu.codegen.run.validation import validate
+from tinygpu.errors import LaunchError
 from tinygpu.term.operation import Problem, grouped_matmul, matmul
 from tinygpu.term.schedule import Schedule
 
@@ -55,6 +57,43 @@ def test_gates_are_right(point: str, ends: str) -> None:
         }
         program = Schedule.of(HOPPER, values).program(HOPPER, operation)
         assert validate(Kernel(program, arch="sm_90a", sizes=problem.sizes), problem, 0) <= 1
+
+
+def test_a_debugged_kernel_refuses_ends_that_do_not_ascend() -> None:
+    torch = pytest.importorskip("torch")
+    kernel = Kernel(term("by tma"), arch="sm_90a", debug=True)
+    a, b = (torch.randn(shape, device="cuda").bfloat16() for shape in ((300, 64), (3, 64, 64)))
+    for ends, complaint in (
+        ((100, 90, 300), "group 1 ends at 90, before it begins, at 100"),
+        ((100, 200, 299), "the last group ends at 299, and m is 300"),
+    ):
+        with pytest.raises(LaunchError, match=complaint):
+            kernel(a, b, torch.tensor(ends, dtype=torch.int32, device="cuda"))
+    right = torch.tensor((100, 100, 300), dtype=torch.int32, device="cuda")
+    assert kernel(a, b, right).shape == (300, 64)
+
+
+def test_gates_and_norms_are_operators() -> None:
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(0)
+    a = torch.randn((300, 512), device="cuda").bfloat16()
+    both = torch.randn((3, 2 * 264, 512), device="cuda").bfloat16() / 512**0.5
+    gate, up = both.chunk(2, dim=1)
+    ends = torch.tensor((100, 100, 300), dtype=torch.int32, device="cuda")
+    program = Schedule.of(HOPPER, GATES["cluster"]).program(HOPPER, grouped_matmul(gate="silu"))
+    op = Kernel(program, arch="sm_90a").torch_op("tinygpu_test::gated")
+    parts = [(a[start:end].double(), g) for g, start, end in ((0, 0, 100), (2, 100, 300))]
+    wanted = torch.cat(
+        [
+            torch.nn.functional.silu(x @ gate[g].double().T) * (x @ up[g].double().T)
+            for x, g in parts
+        ]
+    )
+    assert (op(a, up, gate, ends).double() - wanted).abs().max() < 2**-7 * wanted.abs().max()
+    norm = Kernel(normed(), arch="sm_90a").torch_op("tinygpu_test::normed")
+    rows = torch.nn.functional.rms_norm(a.double(), (512,), None, 1e-5)
+    wanted = rows @ up[0].double().T
+    assert (norm(a, up[0], eps=1e-5).double() - wanted).abs().max() < 2**-7 * wanted.abs().max()
 
 
 def test_it_is_torchs_grouped_mm() -> None:

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.fake_gpu import CupyArray, Gpu
 from tests.ptx_runs import unchecked
 from tests.sample import draws
 from tinygpu.codegen.emit import emit
@@ -22,6 +23,7 @@ from tinygpu.codegen.emulator import TensorMap as Emulated
 from tinygpu.codegen.run.arguments import contract_of, dense
 from tinygpu.codegen.run.interpretation import execute, unwritten_outputs
 from tinygpu.codegen.run.interpretation import interpret as emulate
+from tinygpu.codegen.run.launch import Kernel
 from tinygpu.codegen.runtime.contract import check as check_arguments
 from tinygpu.codegen.runtime.maps import TensorMap, mapped_array
 from tinygpu.devices.device import load_device
@@ -364,6 +366,30 @@ def test_a_launch_takes_ends_of_i32() -> None:
     views[2] = replace(views[2], dtype="f32")
     with pytest.raises(LaunchError, match="dtype f32, the kernel takes i32"):
         check_arguments(contract, views)
+
+
+@pytest.mark.parametrize(("ends", "complaint"), [
+    ((100, 90, 300), "group 1 ends at 90, before it begins, at 100"),
+    ((100, 200, 299), "the last group ends at 299, and m is 300"),
+    ((100, 100, 300), ""),
+])  # fmt: skip
+def test_a_debugged_kernel_reads_the_ends_first(
+    fake: Gpu, ends: tuple[int, ...], complaint: str
+) -> None:
+    class Ends(CupyArray):
+        def tolist(self) -> list[int]:
+            return [*ends]
+
+    Ends.__module__, Ends.__name__ = CupyArray.__module__, CupyArray.__name__
+    arrays = [CupyArray(shape, np.float16) for shape in ((300, 64), (3, 64, 64), (300, 64))]
+    a, b, c = arrays
+    kernel = Kernel(term("direct", grouped_matmul("f16")), arch="sm_90a", debug=True)
+    if complaint:
+        with pytest.raises(LaunchError, match=complaint):
+            kernel(a, b, Ends((3,), np.int32), out=c)
+    else:
+        kernel(a, b, Ends((3,), np.int32), out=c)
+    assert len(fake.launched()) == (not complaint)
 
 
 @pytest.mark.parametrize("expression", [

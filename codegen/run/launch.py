@@ -19,11 +19,13 @@ into a CUDA graph may be one; the kernel has to be loaded then: call or prepare 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from tinygpu.codegen.emit import emit
 from tinygpu.codegen.run.arguments import contract_of
 from tinygpu.codegen.run.assemble import Cubin, assemble, check_waits
 from tinygpu.codegen.runtime.function import Function, Launch, device_arch, gpu, load
+from tinygpu.errors import LaunchError, OperationError
 from tinygpu.term.plan import Term
 
 __all__ = ["Kernel", "Launch", "device_arch", "gpu", "load"]
@@ -39,16 +41,31 @@ class Kernel(Function):
         arch: str | None = None,
         sizes: Mapping[str, int] | None = None,
         unchecked: bool = False,
+        debug: bool = False,
     ) -> None:
         """Emit and assemble, for the current device unless ``arch`` names another.
 
-        ``sizes`` are needed by a specialised program; ``unchecked`` is that of ``emit``.  Raises
-        IllegalScheduleError, ProgramError, AssemblyError, and
-        LaunchError if no ``arch`` is given and there is no GPU.
+        ``sizes`` are needed by a specialised program; ``unchecked`` is that of ``emit``.  With
+        ``debug`` each call reads the groups' ends back first, and raises LaunchError unless they
+        ascend to the last row, which a kernel takes for granted.  Raises IllegalScheduleError,
+        ProgramError, AssemblyError, and LaunchError if no ``arch`` is given and there is no GPU.
         """
-        self.program = program
+        self.program, self.debug = program, debug
         self.arch = arch or device_arch()
         self.ptx: str = emit(program, self.arch, sizes, unchecked=unchecked)
         self.cubin: Cubin = assemble(self.ptx, self.arch)
         check_waits(self.cubin)
         super().__init__(contract_of(program, sizes), self.cubin.bytes)
+
+    def start(self, arrays: tuple[Any, ...], scalars: Mapping[str, Any]) -> Any:
+        """Return what starts it on these arrays, as every function does."""
+        groups = self.program.operation.groups
+        if self.debug and groups:
+            operands = self.program.operation.operands
+            named = dict(zip((o.name for o in operands), arrays, strict=True))
+            sizes = self.program.operation.sizes({n: tuple(x.shape) for n, x in named.items()})
+            try:
+                groups.require(named[groups.ends].tolist(), sizes)
+            except OperationError as error:
+                raise LaunchError(f"{self.program.name}: {error}") from None
+        return super().start(arrays, scalars)
