@@ -284,7 +284,7 @@ class _Shape:
 
     @property
     def depth(self) -> int:
-        return 32 if self.a in NARROW else 32 // TYPES[self.a].itemsize
+        return 32 // TYPES[self.a].itemsize
 
 
 def _shape(run: Run, kind: str, bits: int, *, pair: bool, from_tensor: bool) -> _Shape | None:
