@@ -72,9 +72,11 @@ def _drawn(rng: np.random.Generator, shape: tuple[int, ...], kind: str) -> tuple
 def _bytes(bits: Array, kind: str, packed: bool) -> Array:
     """Return elements as they lie in registers, along the last axis."""
     if packed:
-        return bits[..., ::2] | bits[..., 1::2] << 4
-    bits = bits << 2 if kind == "e2m1" else bits
-    return np.ascontiguousarray(bits).view(np.uint8)
+        bits = bits[..., ::2] | bits[..., 1::2] << 4
+    elif kind == "e2m1":
+        bits = bits << 2
+    held: Array = np.ascontiguousarray(bits).view(np.uint8)
+    return held
 
 
 def _places(rng: np.random.Generator, rows: int, chunks: int, kind: str, ordered: bool) -> Array:
@@ -83,7 +85,8 @@ def _places(rng: np.random.Generator, rows: int, chunks: int, kind: str, ordered
         allowed: tuple[int, ...] = (0b0100, 0b1110)
     else:
         allowed = _ORDERED if ordered else _ORDERED + _TURNED
-    return np.array(allowed)[rng.integers(0, len(allowed), (rows, chunks))]
+    places: Array = np.array(allowed)[rng.integers(0, len(allowed), (rows, chunks))]
+    return places
 
 
 def _spread(stored: Array, places: Array, kind: str) -> Array:

@@ -25,8 +25,9 @@ def assembled(text: str, folder: Path) -> str:
     path = folder / "k.ptx"
     path.write_text(text, encoding="utf-8")
     target = text.partition(".target ")[2].split()[0]
-    command = [find_ptxas(), f"-arch={target}", "-o", f"{folder}/k.cubin", str(path)]
-    return subprocess.run(command, capture_output=True, text=True, check=False).stderr
+    command = [f"{find_ptxas()}", f"-arch={target}", "-o", f"{folder}/k.cubin", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return str(done.stderr)
 
 
 CASES = {
@@ -136,6 +137,14 @@ def test_a_scale_without_a_sign() -> None:
         ("m16n8k64 f32 e4m3 False", ", 0;", ", 1;", "1 stands where 0 has to"),
         ("m16n8k16 f32 bf16 True", ", 0;", ", 4;", "4 stands where 0 or 1 or 2 or 3 has to"),
         ("m16n8k16 f32 bf16 True", "%r8, 0;", "%r8;", "5 operands"),
+        (
+            "m16n8k8 f32 tf32 True",
+            "mma.sp::ordered_metadata.sync.a",
+            "mma.sp::ordered_metadata.a",
+            "is not run",
+        ),
+        ("m16n8k8 f32 tf32 False", "mma.sp.sync.aligned", "mma.sp.sync", "not what follows mma.sp"),
+        ("wgmma ('f16', 'f32', 16)", "wgmma.mma_async.sp.sync", "wgmma.mma_async.sp", "not what"),
         ("m16n8k16 f32 bf16 True", "m16n8k16", "m16n8k32", "2, 2 and 4 registers; 4, 4, 4"),
         ("m16n8k64 s32 s8 True", "m16n8k64", "m16n8k32", ".s32 is not what follows"),
         ("m16n8k64 s32 s8 True", "s8.u8", "s4.u4", ".s4 is not what follows"),
