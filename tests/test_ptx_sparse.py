@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 from pathlib import Path
 
@@ -166,3 +167,44 @@ def test_what_is_refused(name: str, old: str, new: str, says: str, tmp_path: Pat
         run(CASES[name], text)
     assert says in str(caught.value)
     assert "m16n8k64 s32 s8" in name or "error" in assembled(text, tmp_path)
+
+
+@pytest.mark.parametrize(("kind", "register"), [("e2m1", "b8"), ("e2m3", "b16"), ("e3m2", "b16")])
+def test_conversions_of_narrow_types(kind: str, register: str, tmp_path: Path) -> None:
+    """Every number comes back as it went; others go to the nearest, ties to even codes, NaN up."""
+    exponent, fraction = {"e2m1": (2, 1), "e2m3": (2, 3), "e3m2": (3, 2)}[kind]
+    sizes = []
+    for code in range(1 << exponent + fraction):
+        e, f = code >> fraction, code & (1 << fraction) - 1
+        scale = 2.0 ** (max(e, 1) - 2 ** (exponent - 1) + 1)
+        sizes.append(scale * (f / (1 << fraction) + (e > 0)))
+    middles = [(a + b) / 2 for a, b in itertools.pairwise(sizes)]
+    codes = [*range(len(sizes)), *(n + (n & 1) for n in range(len(middles)))]
+    given = np.array([*sizes, *middles, np.inf, 1e9, np.nan], np.float32)
+    codes += [len(sizes) - 1] * 3
+    x = np.stack([given, -given], 1)
+    sign = 1 << exponent + fraction
+    pairs = [(c | sign) if g == g else c for c, g in zip(codes, given.tolist(), strict=True)]
+    to = f"""cvt.rn.satfinite.{kind}x2.f32 %c, %f1, %f0; cvt.rn.f16x2.{kind}x2 %r1, %c;
+      cvt.rn.satfinite.relu.{kind}x2.f32 %q, %f1, %f0;"""
+    wide = {"b8": "mov.b32 %r0, {%c, %q, %c, %q};", "b16": "mov.b32 %r0, {%c, %q};"}[register]
+    text = f""".version 9.0\n.target sm_100a\n.address_size 64
+    .visible .entry k(.param .u64 x, .param .u64 y) {{
+      .reg .f32 %f<2>; .reg .{register} %c, %q; .reg .b32 %r<2>, %t; .reg .b64 %x, %y;
+      ld.param.u64 %x, [x]; ld.param.u64 %y, [y]; mov.u32 %t, %tid.x;
+      mad.wide.u32 %x, %t, 8, %x; mad.wide.u32 %y, %t, 8, %y;
+      ld.global.v2.f32 {{%f0, %f1}}, [%x]; {to} {wide}
+      st.global.v2.b32 [%y], {{%r0, %r1}}; ret; }}"""
+    assert "error" not in assembled(text, tmp_path)
+    memory, y = Memory(), np.zeros((len(x), 2), np.uint32)
+    arguments = [memory.allocate(x, "x"), memory.allocate(y, "y")]
+    assert launch(Module.parse(text), "k", 1, len(x), arguments, memory).findings == ()
+    bits = 4 if kind == "e2m1" else 8
+    for n, (low, high) in enumerate(zip(codes, pairs, strict=True)):
+        whole, limited = int(y[n, 0]) & (1 << 2 * bits) - 1, int(y[n, 0]) >> 2 * bits
+        assert whole == low | high << bits, (kind, x[n])
+        top = high if high < sign else 0
+        assert limited & (1 << 2 * bits) - 1 == low | top << bits, (kind, x[n])
+        back = y[n, 1:].view(np.float16)
+        assert back[0] == sizes[low]
+        assert back[1] == (-sizes[low] if high >= sign else sizes[low])
