@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.ptx_forms import kernel, rejected
 from tests.ptx_sparse import SCALED, SPARSE, WGMMA, Case, scaled, sparse, warpgroup
 from tinygpu.codegen.emulator import Memory, Module, Report, launch
 from tinygpu.codegen.run.assemble import find_ptxas
@@ -208,3 +209,36 @@ def test_conversions_of_narrow_types(kind: str, register: str, tmp_path: Path) -
         back = y[n, 1:].view(np.float16)
         assert back[0] == sizes[low]
         assert back[1] == (-sizes[low] if high >= sign else sizes[low])
+
+
+SCALES = "[%b32_0], %b64_0, %b64_1, %b32_3, [%b32_1], [%b32_2], %pred_0;"
+
+
+@pytest.mark.parametrize(
+    ("modifiers", "version", "taken"),
+    [
+        ("kind::mxf8f6f4.block_scale.scale_vec::1X", "8.6", True),
+        ("kind::mxf8f6f4.block_scale.block32", "8.8", True),
+        ("kind::mxf8f6f4.block_scale", "8.6", False),
+        ("kind::mxf4.block_scale.collector::a::fill", "8.8", True),
+        ("kind::mxf4nvf4.block_scale.block16", "8.8", True),
+        ("kind::mxf4nvf4.block_scale.scale_vec::4X", "8.6", False),
+        ("kind::mxf4.block_scale.scale_vec::4X", "8.8", False),
+        ("kind::mxf4nvf4.block_scale", "8.8", False),
+        ("kind::mxf4", "8.8", False),
+        ("kind::f8f6f4.block_scale", "8.8", False),
+    ],
+)
+def test_forms_of_scaled_products_of_tensor_memory(
+    modifiers: str, version: str, taken: bool
+) -> None:
+    """They are taken and refused as by ptxas; pairs of CTAs, which it takes, are refused."""
+    for group in (1, 2):
+        text = f"tcgen05.mma.cta_group::{group}.{modifiers} {SCALES}"
+        assert (text not in rejected([text], version, "sm_100a")) == taken
+        module = Module.parse(kernel([text], version, "sm_100a"))
+        if taken and group == 1:
+            assert module.code("k", Memory())
+        else:
+            with pytest.raises(ProgramError, match="PTX line 6"):
+                module.code("k", Memory())

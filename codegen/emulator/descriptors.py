@@ -87,6 +87,10 @@ def matrix_at(
 
 def elements(run: Run, at: Array, kind: str) -> Array:
     """Return the elements at offsets of ``run.shared``, as float64."""
+    if kind == "e2m1x2":
+        held = run.shared[at]
+        codes = np.stack([held & 15, held >> 4], -1).reshape(len(at), -1)
+        return np.asarray(codes.view(TYPES["e2m1"]).astype(np.float64))
     if kind in NARROW:
         size = NARROW[kind]
         blocks = np.unpackbits(run.shared[at].reshape(-1, 16), axis=1, bitorder="little")
