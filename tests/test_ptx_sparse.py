@@ -219,7 +219,7 @@ SCALES = "[%b32_0], %b64_0, %b64_1, %b32_3, [%b32_1], [%b32_2], %pred_0;"
     [
         ("kind::mxf8f6f4.block_scale.scale_vec::1X", "8.6", True),
         ("kind::mxf8f6f4.block_scale.block32", "8.8", True),
-        ("kind::mxf8f6f4.block_scale", "8.6", False),
+        ("kind::mxf8f6f4.block_scale", "8.6", True),
         ("kind::mxf4.block_scale.collector::a::fill", "8.8", True),
         ("kind::mxf4nvf4.block_scale.block16", "8.8", True),
         ("kind::mxf4nvf4.block_scale.scale_vec::4X", "8.6", False),
