@@ -9,6 +9,7 @@ import pytest
 
 from tests.ptx_im2col import IMAGES, Images, expected, kernel
 from tinygpu.codegen.emulator import Memory, Module, Report, TensorMap, launch
+from tinygpu.codegen.run.assemble import assemble
 from tinygpu.errors import LaunchError, ProgramError
 
 
@@ -24,7 +25,8 @@ def run(given: Images, text: str = "") -> tuple[Report, np.ndarray]:
 
 @pytest.mark.parametrize("name", IMAGES)
 def test_pixels(name: str) -> None:
-    """By a loop over pixels, for tensors of three to five dimensions."""
+    """By a loop over pixels, for tensors of three to five dimensions; ptxas takes the kernel."""
+    assert assemble(kernel(IMAGES[name]), "sm_90").bytes
     report, y = run(IMAGES[name])
     assert report.findings == ()
     np.testing.assert_array_equal(y, expected(IMAGES[name]))
