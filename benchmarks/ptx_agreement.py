@@ -19,6 +19,7 @@ The file has a row a kernel, with what differs.  The status is 1 if one does.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import multiprocessing
 import re
@@ -49,7 +50,7 @@ _SHOWN = 5  # registers that ptxas and the launch set; the driver sets the other
 
 @dataclass(frozen=True)
 class Case:
-    """A launch, with its arguments before and after: keys of arrays, or raw bytes.
+    """A launch, with its arguments before and after: keys of arrays, raw bytes, or maps of arrays.
 
     ``kind`` says how results are compared: ``lines`` (a column of ``y`` each), ``bytes``, ``f64``,
     ``corpus``, ``near`` and ``registers``.
@@ -166,14 +167,39 @@ def _near(case: Case, mine: Array, other: Array) -> Iterator[str]:
                 yield f"{who}: error {error}, PTX allows {case.most}"
 
 
-def launched(code: bytes, case: Case, given: Sequence[Array | bytes]) -> list[Array | None]:
-    """Return a case's arrays after a launch on the GPU."""
+def im2col(pointer: int, fields: Mapping[str, Any]) -> bytes:
+    """Return the driver's map of pixels of an array of f32: 128 bytes."""
+    raw = (ctypes.c_char * 192)()
+    held = ctypes.addressof(raw) + -ctypes.addressof(raw) % 64
+    rank, (channels, pixels) = len(fields["shape"]), fields["box"]
+    lower, upper = fields["corners"]
+    status = ctypes.CDLL("libcuda.so.1").cuTensorMapEncodeIm2col(
+        ctypes.c_void_p(held), ctypes.c_int(7), ctypes.c_uint32(rank), ctypes.c_void_p(pointer),
+        (ctypes.c_uint64 * rank)(*fields["shape"]),
+        (ctypes.c_uint64 * (rank - 1))(*fields["strides"]),
+        (ctypes.c_int * (rank - 2))(*lower), (ctypes.c_int * (rank - 2))(*upper),
+        ctypes.c_uint32(channels), ctypes.c_uint32(pixels), (ctypes.c_uint32 * rank)(*[1] * rank),
+        ctypes.c_int(0), ctypes.c_int(fields["swizzle"]), ctypes.c_int(0), ctypes.c_int(0),
+    )  # fmt: skip
+    if status:
+        raise RuntimeError(f"cuTensorMapEncodeIm2col: error {status}")
+    return ctypes.string_at(held, 128)
+
+
+def launched(
+    code: bytes, case: Case, given: Sequence[Array | bytes | tuple[str, Array]]
+) -> list[Array | None]:
+    """Return a case's arrays after a launch on the GPU; a map is given by its fields and array."""
     import cupy
 
     loaded = cupy.cuda.function.Module()
     loaded.load(code)
     there: list[Any] = []
+    mapped = []
     for value in given:
+        if isinstance(value, tuple):
+            mapped.append(cupy.asarray(value[1]))
+            value = im2col(mapped[-1].data.ptr, json.loads(value[0]))
         if isinstance(value, bytes):
             kind = f"u{len(value)}" if len(value) in (1, 2, 4, 8) else f"V{len(value)}"
             there.append(np.frombuffer(value, kind)[0])
@@ -188,7 +214,8 @@ def launched(code: bytes, case: Case, given: Sequence[Array | bytes]) -> list[Ar
     )
     cupy.cuda.Device().synchronize()
     return [
-        None if isinstance(v, bytes) else cupy.asnumpy(t) for v, t in zip(given, there, strict=True)
+        cupy.asnumpy(t) if isinstance(v, np.ndarray) else None
+        for v, t in zip(given, there, strict=True)
     ]
 
 
@@ -228,9 +255,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows, start, worker = [], time.perf_counter(), _Worker()
     for case in cases:
         values = [
-            bytes.fromhex(a["bytes"]) if "bytes" in a else arrays[a["array"]]
+            bytes.fromhex(a["bytes"]) if "bytes" in a
+            else (a["map"], arrays[a["array"]]) if "map" in a
+            else arrays[a["array"]]
             for a in case.arguments
-        ]
+        ]  # fmt: skip
         drawn = len(case.lines) if case.kind == "lines" else 0
         row: dict[str, Any] = {"kernel": case.name, "instructions": drawn}
         if case.risky:

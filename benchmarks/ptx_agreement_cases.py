@@ -8,7 +8,8 @@ instructions, random ones of shuffles, votes, matches, reductions, shared memory
 kernels of nvcc: those of ``tests/ptx/cuda_calls.ptx`` and those of the corpora.  These are
 assembled here with ``--fmad=false``, for PTX leaves open whether a ``mul`` and an ``add`` without a
 rounding are one fma; the drawn ones, of which no result is read again, are PTX for the driver.
-``tanh`` and ``ex2`` of all numbers of 16 bits and the registers that tell of shared memory follow.
+``tanh`` and ``ex2`` of all numbers of 16 bits and the registers that tell of shared memory follow,
+then products with a sparse A, of small numbers, and loads of pixels in im2col mode.
 
 The file is NumPy's: ``cases`` are JSON (``Case``), all else arrays of bytes by their keys.  ptxas
 is needed, and neither z3 nor a GPU.
@@ -36,14 +37,17 @@ from tests.ptx_corpus_late import CASES as LATE
 from tests.ptx_corpus_mended import APPROXIMATIONS, REGISTERS, every_number, registers
 from tests.ptx_corpus_mended import CASES as MENDED
 from tests.ptx_forms import instances, rejected
-from tinygpu.codegen.emulator import Memory, Module, launch
+from tests.ptx_im2col import IMAGES, expected
+from tests.ptx_im2col import kernel as loading
+from tests.ptx_sparse import SPARSE, WGMMA, sparse, warpgroup
+from tinygpu.codegen.emulator import Memory, Module, TensorMap, launch
 from tinygpu.codegen.emulator.forms import FORMS, runs_on
 from tinygpu.codegen.emulator.values import TYPES, typed
 from tinygpu.codegen.run.assemble import assemble
 from tinygpu.errors import ProgramError
 
 __all__ = ["CORPUS", "Cases", "corpora", "drawn", "interpreted", "kernels", "main", "others",
-           "text_of", "warps"]  # fmt: skip
+           "pixels", "sparse_products", "text_of", "warps"]  # fmt: skip
 
 CORPUS = {**CASES, **LATE, **MENDED}
 _FAMILIES = ("Arithmetic and conversion", "Comparison, selection, bits")
@@ -260,8 +264,8 @@ class Cases:
         """Add a case: arrays by their keys (those of ``before`` may be there), else raw bytes."""
         arguments, results = [], []
         for n, (first, last) in enumerate(zip(before, after, strict=True)):
-            if isinstance(first, bytes):
-                arguments.append({"bytes": first.hex()})
+            if isinstance(first, bytes | dict):
+                arguments.append({"bytes": first.hex()} if isinstance(first, bytes) else first)
                 results.append("")
                 continue
             shared = isinstance(first, str)
@@ -370,6 +374,53 @@ def others(cases: Cases, arch: str) -> None:
         )  # fmt: skip
 
 
+def sparse_products(cases: Cases, seeds: int) -> None:
+    """Add products with a sparse A, of warps and of warpgroups."""
+    made = {
+        f"mma.sp{'::ordered' * o} {shape} {to} {a} {b} {seed}": sparse(
+            shape, to, a, b, selector, ordered=o, seed=seed
+        )
+        for shape, to, a, b, selector in SPARSE
+        for o in (True, False)
+        for seed in range(seeds)
+    }
+    made |= {
+        f"wgmma.sp {' '.join(map(str, s))} {seed}": warpgroup(*s, seed=seed)
+        for s in WGMMA
+        for seed in range(seeds)
+    }
+    for name, case in made.items():
+        memory, mine = Memory(), np.zeros_like(case.y)
+        given = [memory.allocate(case.x.copy()), memory.allocate(mine)]
+        report = launch(Module.parse(case.text), "k", 1, len(mine), given, memory)
+        if report.findings or not np.array_equal(mine, case.y):
+            raise ProgramError(f"{name}: {report.findings or 'not what NumPy says'}")
+        code, zeros = cases.held(f"{name}.ptx", case.text.encode()), np.zeros_like(mine)
+        cases.add(name, code, [case.x, zeros], [case.x, mine], kind="bytes", block=len(mine))
+
+
+def pixels(cases: Cases) -> None:
+    """Add loads in im2col mode."""
+    for name, one in IMAGES.items():
+        memory, x = Memory(), one.array()
+        mine, box = np.zeros((one.pixels, one.channels), np.float32), (one.channels, one.pixels)
+        shape, strides, corners = x.shape[::-1], x.strides[-2::-1], (one.lower, one.upper)
+        held = TensorMap(
+            memory.allocate(x), "f32", shape, strides, box, one.swizzle, corners=corners
+        )
+        report = launch(
+            Module.parse(loading(one)), "k", 1, 32, [held, memory.allocate(mine)], memory
+        )
+        if report.findings or not np.array_equal(mine, expected(one)):
+            raise ProgramError(f"im2col {name}: {report.findings or 'not what NumPy says'}")
+        fields = {"shape": shape, "strides": strides, "box": box, "corners": corners,
+                  "swizzle": one.swizzle}  # fmt: skip
+        given = {"map": json.dumps(fields), "array": cases.held(f"im2col {name}.x", x)}
+        code = cases.held(f"im2col {name}.ptx", loading(one).encode())
+        before, after = [given, np.zeros_like(mine)], ["", mine]
+        cases.add(f"im2col {name}", code, before, after, kind="bytes", block=32)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Draw, interpret and write."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.ptx_agreement_cases")
@@ -385,6 +436,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     _calls(cases, given.arch)
     corpora(cases, given.arch, CORPUS)
     others(cases, given.arch)
+    sparse_products(cases, 4)
+    pixels(cases)
     cases.write(given.out)
     size, seconds = given.out.stat().st_size / 1e6, time.perf_counter() - start
     sys.stdout.write(f"{len(cases.cases)} kernels, {size:.1f} MB, {seconds:.0f} s: {given.out}\n")

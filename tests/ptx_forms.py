@@ -66,6 +66,8 @@ def _operand(text: str, opcode: str, n: int) -> str | None:
         return "_"
     if role.startswith("["):
         return "[%u64_0]"
+    if kind == "b8" and parts[0] == "cvt":
+        return f"%b8_{n}"
     if role == "#" and opcode.startswith("tensormap.cp"):
         return "128"
     if role == "#":
@@ -101,7 +103,8 @@ def instances(form: Form) -> Iterator[str]:
 
 def kernel(instructions: list[str], version: str, target: str) -> str:
     """Return a module with one kernel of these instructions, the first on line 2 + types."""
-    types = [*TYPES, "b128"] if any("%b128" in i for i in instructions) else TYPES
+    rare = ("b8", "b128")
+    types = (*TYPES, *(kind for kind in rare if any(f"%{kind}_" in i for i in instructions)))
     registers = " ".join(f".reg .{t} %{t}_<132>;" for t in types)
     lines = [f".version {version}", f".target {target}", ".address_size 64",
              ".visible .entry k() {", registers, *instructions, "ret; }"]  # fmt: skip

@@ -8,7 +8,17 @@ import numpy as np
 import pytest
 
 from benchmarks.ptx_agreement import THREADS, Case, faults, read
-from benchmarks.ptx_agreement_cases import CORPUS, Cases, corpora, drawn, interpreted, others, warps
+from benchmarks.ptx_agreement_cases import (
+    CORPUS,
+    Cases,
+    corpora,
+    drawn,
+    interpreted,
+    others,
+    pixels,
+    sparse_products,
+    warps,
+)
 from tinygpu.codegen.emulator import Memory, Module, launch
 
 
@@ -20,6 +30,8 @@ def held(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Case], dict[str
     names = [n for n, c in CORPUS.items() if c.file == next(iter(CORPUS.values())).file]
     corpora(cases, "sm_90a", names[:12])
     others(cases, "sm_90a")
+    sparse_products(cases, 1)
+    pixels(cases)
     cases.write(path)
     return read(path)
 
@@ -27,7 +39,7 @@ def held(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Case], dict[str
 def test_every_kind_is_held(held: tuple[list[Case], dict[str, np.ndarray]]) -> None:
     """The interpreter's own results agree; with bits changed in what a kernel wrote they do not."""
     cases, arrays = held
-    assert {c.kind for c in cases} == {"lines", "corpus", "near", "registers"}
+    assert {c.kind for c in cases} == {"lines", "corpus", "near", "registers", "bytes"}
     for case in cases:
         mine = [arrays[key] if key else None for key in case.after]
         assert not list(faults(case, arrays, mine)), case.name

@@ -88,6 +88,22 @@ def test_bytes_and_halves_by_themselves(opcode: str) -> None:
         assert y[t] == ((sum(made) + t) & 0xFFFFFFFF if "add" in how else word)
 
 
+@pytest.mark.parametrize("kind", ["u16", "s16", "u8", "s8", "u4", "s4", "u2", "s2"])
+def test_packing_of_integers(kind: str) -> None:
+    """cvt.pack: two numbers kept to their limits, and what else there was above them."""
+    size, wide = int(kind[1:]), kind.endswith("16")
+    body = f"""sub.u32 %r1, %t, 16; mad.lo.u32 %r2, %t, 9, -150; mul.lo.u32 %r3, %t, 0x9e3779b9;
+      cvt.pack.sat.{kind}.s32{"" if wide else ".b32"} %r9, %r1, %r2{"" if wide else ", %r3"};"""
+    report, y = run(body)
+    assert report.findings == ()
+    low = -(2 ** (size - 1)) if kind[0] == "s" else 0
+    for t in range(32):
+        upper, lower = (min(max(v, low), low + 2**size - 1) for v in (t - 16, 9 * t - 150))
+        rest = 0 if wide else t * 0x9E3779B9
+        word = lower % 2**size + (upper % 2**size) * 2**size + rest * 4**size
+        assert y[t] == word % 2**32
+
+
 def test_an_index_outside_of_the_list() -> None:
     report, _ = run("brx.idx %t, T; T: .branchtargets A, A; A: mov.u32 %r9, 1;", 3)
     assert report.kinds == {"address"}

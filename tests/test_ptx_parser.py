@@ -126,7 +126,7 @@ def test_unknown_parameters_of_instructions() -> None:
     """What is known by name but not in this form is refused, not guessed."""
     for line in (
         "mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%d}, {%d}, {%d}, {%d}",
-        "tcgen05.mma.cta_group::1.kind::mxf4.block_scale [%r], %d, %d, %r, [%r], [%r], %p",
+        "tcgen05.mma.sp.cta_group::1.kind::f16 [%r], %d, %d, [%r], %r, %p",
         "cp.async.cg.shared.global [%r], [%d], 8",
         "setmaxnreg.inc.sync.aligned.u32 20",
         "wmma.load.a.sync.aligned.row.m16n16k16.shared.f16 {%r}, [%r]",

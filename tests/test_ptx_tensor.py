@@ -361,6 +361,89 @@ def test_tcgen05_mma(kind: str, a_kind: str, m: int, n: int) -> None:
                 assert abs(out[t, r] - exact[row, column]) < 1e-4
 
 
+SCALED = [
+    ("mxf8f6f4", "", "e4m3", 1, (2, 3)), ("mxf8f6f4", ".scale_vec::1X", "e2m1", 1, (0, 1)),
+    ("mxf4", ".block32", "e2m1", 2, (2, 0)), ("mxf4nvf4", ".scale_vec::2X", "e2m1", 2, (0, 2)),
+    ("mxf4nvf4", ".scale_vec::4X", "e2m1", 4, (0, 0)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "vector", "of", "count", "first"), SCALED)
+def test_tcgen05_scaled(
+    kind: str, vector: str, of: str, count: int, first: tuple[int, int]
+) -> None:
+    """Chunks of rows with their scales, which each warp stores to its quarter of the lanes."""
+    n, rng = 40, np.random.default_rng(count)
+    if of == "e4m3":
+        a_held, b_held = (numbers((rows, 32), of, 7 + rows) for rows in (128, n))
+        a, b = a_held.astype(np.float64), b_held.astype(np.float64)
+    elif kind == "mxf8f6f4":
+        (a, a_held), (b, b_held) = narrow(128, of, 7), narrow(n, of, 8)
+    else:  # two in a byte
+        sizes = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+        codes = [rng.integers(0, 16, (rows, 64), dtype=np.uint8) for rows in (128, n)]
+        a, b = (np.where(c > 7, -1, 1) * sizes[c & 7] for c in codes)
+        a_held, b_held = (c[:, ::2] | c[:, 1::2] << 4 for c in codes)
+    low, high = (50, 70) if count == 4 else (125, 131)
+    bits = [rng.integers(low, high, (rows, count)) for rows in (128, n)]
+    scales = [(1 + c % 8 / 8) * 2.0 ** (c // 8 - 7) if count == 4 else 2.0 ** (c - 127)
+              for c in bits]  # fmt: skip
+    words = np.full((2, 4, 32, 4), 0x7F, np.uint8)
+    for which, codes_of in enumerate(bits):
+        for row, listed in enumerate(codes_of):
+            at = first[which]
+            words[which, row // 32, row % 32, at : at + count] = listed
+    (a_bytes, *a_steps), (b_bytes, *b_steps) = (arranged(v, 1, False) for v in (a_held, b_held))
+    b_at = -(-len(a_bytes) // 1024) * 1024
+    end = -(-(b_at + len(b_bytes)) // 16) * 16
+    given = np.zeros(end + words.size, np.uint8)
+    given[: len(a_bytes)], given[b_at : b_at + len(b_bytes)] = a_bytes, b_bytes
+    given[end:] = words.reshape(-1)
+    code = 1 if kind != "mxf8f6f4" else {"e4m3": 0, "e2m1": 5}[of]
+    described = first[1] << 4 | code << 7 | code << 10 | n >> 3 << 17 | 1 << 27 | first[0] << 29
+    described |= (count < 4) << 23
+    mode, names, last = hex(6 << 61 | 1 << 46), [f"%d{i}" for i in range(n)], given.size
+    put = (
+        "".join(f"ld.global.u32 %a{c}, [%rd6+{end + 128 * c}];" for c in range(8))
+        + """tcgen05.st.sync.aligned.32x32b.x4.b32 [%r22+64], {%a0, %a1, %a2, %a3};
+      tcgen05.st.sync.aligned.32x32b.x2.b32 [%r22+72], {%a4, %a5};"""
+    )
+    product = f"tcgen05.mma.cta_group::1.kind::{kind}.block_scale{vector}"
+    product = f"{product} [%r20], %rd4, %rd5, %r24, [%r20+64], [%r20+72]"
+    body = f"""and.b32 %r25, %r0, 31; mad.wide.u32 %rd6, %r25, 4, %rd0; {put}
+      tcgen05.wait::st.sync.aligned; tcgen05.fence::before_thread_sync; bar.sync 0;
+      tcgen05.fence::after_thread_sync;
+      @%p1 bra ISSUED; @%p2 bra ISSUED; shr.u32 %r6, %r1, 4; cvt.u64.u32 %rd3, %r6;
+      add.s64 %rd4, %rd3, {encoded(0, *a_steps)}; add.s64 %rd5, %rd3, {encoded(b_at, *b_steps)};
+      or.b64 %rd4, %rd4, {mode}; or.b64 %rd5, %rd5, {mode}; setp.ne.u32 %p3, 0, 0;
+      mov.b32 %r24, {hex(described)}; setp.eq.u32 %p4, 0, 0;
+      {product}, %p3; {product}, %p4;
+      tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%r1+{last + 72}];
+    ISSUED: bar.warp.sync -1;
+    WAIT: mbarrier.try_wait.parity.shared::cta.b64 %p5, [%r1+{last + 72}], 0; @!%p5 bra WAIT;
+      tcgen05.fence::after_thread_sync;
+      tcgen05.ld.sync.aligned.32x32b.x32.b32 {{{", ".join(names[:32])}}}, [%r22];
+      tcgen05.ld.sync.aligned.32x32b.x8.b32 {{{", ".join(names[32:])}}}, [%r22+32];
+      tcgen05.wait::ld.sync.aligned; {store(names)}"""
+    text = TENSOR.format(slot=last + 64, bar=last + 72, body=body)
+    out = np.zeros((128, n), np.float32)
+    for completion in ("late", "early"):
+        assert run(text, given, out, threads=128, completion=completion).findings == ()
+    wide = [np.repeat(s, v.shape[1] // count, 1) * v for s, v in zip(scales, (a, b), strict=True)]
+    np.testing.assert_allclose(out, 2 * wide[0] @ wide[1].T, rtol=1e-6, atol=1e-5)
+    for old, new, found in (
+        (hex(described), hex(described ^ 1 << 23), "descriptor"),
+        (hex(described), hex(described | 1 << 24), "descriptor"),
+        (hex(described), hex(described | 3 << 29 if count > 1 else described ^ 4), "descriptor"),
+        ("[%r20+72], %p3", "[%r20+80], %p3", "uninitialised"),
+        ("tcgen05.wait::st.sync.aligned;", "", "race"),
+        ("mad.wide.u32 %rd6, %r25", "mad.wide.u32 %rd6, %r0", "tensor memory"),
+        ("[%r20+64], [", "[%r22+2097216], [", "tensor memory"),
+    ):
+        assert text.count(old) == 1 or old.startswith("[%r20+64]"), old
+        assert found in run(text.replace(old, new), given, out, threads=128).kinds, (old, new)
+
+
 @pytest.mark.parametrize("split", [0, 4, 9])
 def test_two_halves_of_a_warp(split: int) -> None:
     """16x32bx2: lane t % 16, whose columns begin ``split`` later for the warp's upper half."""

@@ -27,6 +27,7 @@ from .values import PACKED, TYPES, flushed, fma, quotient, root, rounded
 __all__ = ["TABLE", "apply", "by_type", "packed", "plain", "read"]
 
 _MODES = ("rn", "rz", "rm", "rp", "rna")
+_FLOATS = ("f16", "bf16", "f32", "f64", "tf32", "e4m3", "e5m2", "e2m1", "e2m3", "e3m2")
 _LOW: Callable[[Array, Array], Array] = np.multiply
 
 
@@ -353,9 +354,8 @@ _TO_INTEGER: Mapping[str, Callable[[Array], Array]] = {
 def _converted(d: Decoder, i: Instruction, of: str, to: str) -> Callable[[Array], Array]:
     source, target = TYPES[of], TYPES[to]
     integral = next((m for m in i.parts if m in _TO_INTEGER), "")
-    floats = ("f16", "bf16", "f32", "f64", "tf32", "e4m3", "e5m2")
     mode = _mode(i)
-    if of in floats and to not in floats:
+    if of in _FLOATS and to not in _FLOATS:
         limits, turn = np.iinfo(target), _TO_INTEGER[integral or "rzi"]
         nothing = np.array(limits.min or limits.max // 2 + 1, target)
         if of != "f64" and target.itemsize < 8:
@@ -369,7 +369,7 @@ def _converted(d: Decoder, i: Instruction, of: str, to: str) -> Callable[[Array]
             return np.where(np.isnan(whole), nothing, inside)
 
         return to_integer
-    if of in floats:
+    if of in _FLOATS:
         bounded = "satfinite" in i.parts
 
         def to_float(a: Array) -> Array:
@@ -379,7 +379,7 @@ def _converted(d: Decoder, i: Instruction, of: str, to: str) -> Callable[[Array]
             return rounded(wide, 0, mode, to, bounded=bounded)
 
         return _limited(i, to_float)
-    if to in floats:
+    if to in _FLOATS:
         if mode == "rn" and target.kind == "f" and target.itemsize > 2:
             return _limited(i, lambda a: a.astype(target))
 
@@ -401,17 +401,38 @@ def _converted(d: Decoder, i: Instruction, of: str, to: str) -> Callable[[Array]
 def _cvt(d: Decoder, i: Instruction) -> Action:
     to, of = i.parts[-2:]
     d.kinds = (to, *d.kinds[1:])  # tf32, where the form says its register's b32
-    if to not in ("f16x2", "bf16x2", "e4m3x2", "e5m2x2"):
+    if not to.endswith("x2"):
         return apply(d, i, _converted(d, i, of, to))
     part, inner = to[:-2], of.removesuffix("x2")
     dtype, whole, convert = TYPES[part], TYPES[to], _converted(d, i, inner, part)
 
     def pack(*given: Array) -> Array:
         """Convert two halves of one register, or two registers, of which the last is the lower."""
-        parts = [np.ascontiguousarray(np.atleast_1d(v)).view(TYPES[inner]) for v in given]
+        parts = [np.ascontiguousarray(np.atleast_1d(v)) for v in given]
+        if of == "e2m1x2":  # two in a byte
+            parts = [np.stack([parts[0] & 15, parts[0] >> 4], -1).reshape(-1)]
+        parts = [v.view(TYPES[inner]) for v in parts]
         if len(parts) == 2:
             parts = [np.stack(np.broadcast_arrays(*map(np.atleast_1d, given[::-1])), -1)]
-        return np.ascontiguousarray(convert(parts[0])).astype(dtype).view(whole).reshape(-1)
+        made = np.ascontiguousarray(convert(parts[0])).astype(dtype)
+        if to == "e2m1x2":
+            codes = made.view(np.uint8).reshape(-1, 2)
+            return codes[:, 0] | codes[:, 1] << 4
+        return made.view(whole).reshape(-1)
+
+    return apply(d, i, pack)
+
+
+def _cvt_pack(d: Decoder, i: Instruction) -> Action:
+    """Keep two numbers to a type's limits; the first is the upper one, and c stands above both."""
+    size = int(i.parts[3][1:])
+    low = -1 << size - 1 if i.parts[3][0] == "s" else 0
+
+    def pack(a: Array, b: Array, c: Any = 0) -> Array:
+        fields = (np.clip(v, low, low + (1 << size) - 1) & (1 << size) - 1 for v in (a, b))
+        upper, lower = (f.astype(np.int64) for f in fields)
+        word: Array = lower | upper << size | np.asarray(c).astype(np.int64) << 2 * size
+        return word.astype(np.uint32)
 
     return apply(d, i, pack)
 
@@ -428,6 +449,7 @@ TABLE: Mapping[str, Builder] = {
     "copysign": plain(lambda a, b: np.copysign(b, a)),
     "testp": by_type(_testp),
     "cvt": _cvt,
+    "cvt.pack": _cvt_pack,
     **dict.fromkeys(("mul24", "mad24"), by_type(_product)),
     **dict.fromkeys(("addc", "subc", "madc"), with_carry),
 }

@@ -23,6 +23,7 @@ from .atomics import UPDATES
 from .barriers import arrive, at_barrier, barriers_at, complete_bytes
 from .clocks import FENCED, ORDER, PROXIED
 from .decoder import Action, Builder, Decoder, commits, each_thread, waits
+from .errors import LaunchError
 from .map_objects import map_at
 from .memory import SHARED, Part
 from .moves import hint
@@ -139,14 +140,22 @@ class _Part:
 
 
 def _parts(
-    d: Decoder, text: str, size: str, kind: str
+    d: Decoder, text: str, size: str, kind: str, offsets: str = ""
 ) -> Callable[[Run, Group], Iterator[_Part | None]]:
-    """Return what reads each thread's part: ``[map, {coordinates}]``, or an address and a size."""
+    """Return what reads each thread's part: ``[map, {coordinates}]``, or an address and a size.
+
+    ``offsets`` are there in im2col mode alone.
+    """
     if found := re.fullmatch(r"\[\s*([^,\s]+)\s*,\s*(\{.*\})\s*\]", text):
         pointer = d.source(found.group(1), "u64")
         coordinates = [d.source(c, "s32") for c in split(found.group(2)[1:-1])]
+        rank = len(coordinates)
+        if offsets:
+            coordinates += [d.source(o, "u16") for o in d.listed(offsets)]
+            if len(coordinates) != 2 * rank - 2:
+                raise d.error(f"{offsets}: {rank} coordinates have {rank - 2} offsets")
         return lambda run, group: (
-            _boxed(run, *given) for given in each_thread(run, group, pointer, *coordinates)
+            _boxed(run, rank, *given) for given in each_thread(run, group, pointer, *coordinates)
         )
     if not size:
         raise d.error(f"cannot read the tensor {text!r}")
@@ -156,17 +165,26 @@ def _parts(
     )
 
 
-def _boxed(run: Run, thread: int, pointer: int, *coordinates: int) -> _Part | None:
+def _boxed(run: Run, rank: int, thread: int, pointer: int, *given: int) -> _Part | None:
+    """Return the part of a map: ``rank`` coordinates are given, then offsets of im2col mode."""
     held = map_at(run, thread, pointer)
     if held is None:
         return None
+    coordinates, offsets = given[:rank], given[rank:]
     if len(coordinates) != len(held.shape):
         run.find("descriptor", f"{len(coordinates)} coordinates for {held}")
+        return None
+    if bool(offsets) != bool(held.corners):
+        run.find("descriptor", f"the mode is not that of {held}", thread=thread)
         return None
     if past := coordinates[0] * held.width % 16:  # the GPU stops: an illegal instruction
         at = f"a box begins at {list(coordinates)}, {past} B after a multiple of 16 along a line"
         run.find("alignment", at, thread=thread)
-    dtype, places = TYPES[held.dtype], held.places(coordinates)
+    try:
+        dtype, places = TYPES[held.dtype], held.places(coordinates, offsets)
+    except LaunchError as error:
+        run.find("address", str(error), thread=thread)
+        return None
     ends = 0 < held.shape[0] - coordinates[0] < held.box[0] and places[1].any()
     torn = held.shape[0] * held.width % 16 if ends else 0
     return _Part(held.box_bytes, held.swizzle, dtype, *places, held.fill, coordinates, torn=torn)
@@ -201,7 +219,8 @@ def _load(d: Decoder, i: Instruction) -> Action:
     tensor = "tensor" in i.parts
     operands = list(i.operands)
     to, size = d.address(operands[0]), "" if tensor else operands.pop(2)
-    parts = _parts(d, operands[1], size, "b8")
+    offsets = operands.pop(3) if "im2col" in i.parts else ""
+    parts = _parts(d, operands[1], size, "b8", offsets)
     from_shared = sum(p.startswith("shared") for p in i.parts) > 1
     bar = d.address(operands[2])
     mask = d.source(operands[3], "u16") if "multicast::cluster" in i.parts else None

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import functools
 
-import ml_dtypes
 import numpy as np
 
 from .report import Array
@@ -33,12 +32,8 @@ __all__ = ["NARROW", "elements", "matrix_at", "offsets"]
 _WGMMA = {0: 0, 1: 3, 2: 2, 3: 1}
 _TCGEN05 = {0: 0, 2: 3, 4: 2, 6: 1}
 _WHOLE = 1024
-NARROW = {
-    "e2m1": (4, ml_dtypes.float4_e2m1fn),
-    "e2m3": (6, ml_dtypes.float6_e2m3fn),
-    "e3m2": (6, ml_dtypes.float6_e3m2fn),
-}
-"""Types of less than 8 bits: how many, and NumPy's type of a byte that ends with them."""
+NARROW = {"e2m1": 4, "e2m3": 6, "e3m2": 6}
+"""How many bits types of less than 8 have."""
 
 
 @functools.lru_cache(256)
@@ -77,7 +72,7 @@ def matrix_at(
     if tcgen05 and bits >> 46 & 7 != 1:
         run.find("descriptor", f"{bits:#x}: bits 46 to 48 are 1 in a descriptor of tcgen05")
     start, lbo, sbo = ((bits >> s & 0x3FFF) << 4 for s in (0, 16, 32))
-    width, (rows, columns) = 1 if kind in NARROW else TYPES[kind].itemsize, shape
+    width, (rows, columns) = TYPES[kind].itemsize, shape
     at = offsets(
         start % _WHOLE, lbo, sbo, table[field], mn_major, rows=rows, columns=columns, width=width
     )
@@ -92,11 +87,15 @@ def matrix_at(
 
 def elements(run: Run, at: Array, kind: str) -> Array:
     """Return the elements at offsets of ``run.shared``, as float64."""
+    if kind == "e2m1x2":
+        held = run.shared[at]
+        codes = np.stack([held & 15, held >> 4], -1).reshape(len(at), -1)
+        return np.asarray(codes.view(TYPES["e2m1"]).astype(np.float64))
     if kind in NARROW:
-        size, small = NARROW[kind]
+        size = NARROW[kind]
         blocks = np.unpackbits(run.shared[at].reshape(-1, 16), axis=1, bitorder="little")
         codes = np.packbits(blocks[:, : 16 * size].reshape(-1, size), axis=1, bitorder="little")
-        narrow: Array = codes.view(small).astype(np.float64).reshape(at.shape)
+        narrow: Array = codes.view(TYPES[kind]).astype(np.float64).reshape(at.shape)
         return narrow
     dtype = TYPES[kind]
     bits = run.shared.view(f"u{dtype.itemsize}")[at // dtype.itemsize]

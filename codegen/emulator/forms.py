@@ -141,8 +141,8 @@ def runs_on(needs: str, target: str) -> bool:
     number, exact = int(have.group(1)), least.group(3)
     if not exact or least.group(2):
         return number >= int(least.group(1)) and (not exact or bool(have.group(2)))
-    family = {"100": (100, 101, 103, 110)}.get(least.group(1), (int(least.group(1)),))
-    return number in family and bool(have.group(2))
+    family = {"100": (100, 101, 103, 110), "120": (120, 121)}
+    return number in family.get(least.group(1), (int(least.group(1)),)) and bool(have.group(2))
 
 
 def why_not(opcode: str) -> str:

@@ -44,9 +44,11 @@ def encoded(held: TensorMap) -> Array:
     row, rank = raw[0], len(held.shape)
     row["global_address"], row["rank"] = held.address, rank - 1
     row["global_stride"][: rank - 1] = held.strides_bytes
-    row["global_dim"][:rank], row["box_dim"][:rank] = held.shape, held.box
+    row["global_dim"][:rank], row["box_dim"][: len(held.box)] = held.shape, held.box
     row["element_stride"][:rank], row["swizzle_mode"] = 1, held.swizzle
     row["elemtype"], row["fill_mode"] = _KINDS.index(kind), np.isnan(held.fill)
+    if held.corners:  # this layout has no fields for im2col
+        row["elemtype"] = len(_KINDS)
     return raw.view(np.uint8)
 
 

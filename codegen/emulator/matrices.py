@@ -5,18 +5,26 @@ columns E q + 4 E (i / 2) on (of eight rows: row g, columns E q + 4 E i on); reg
 column g, rows E q + 4 E i on; value i of C and D is at row g + 8 (i / 2), column 2 q + i % 2.  Row
 r of matrix i in shared memory, 8 x 8, is 16 bytes at the address that lane 8 i + r gives.
 
+A sparse A holds two of each four elements of a row (of tf32: one of two), a *chunk*, laid out as a
+dense matrix of half its depth.  Metadata have four bits a chunk.  Lane 4 g + T f + c / 4, where T
+lanes of four give some and f is the selector, has those of chunk c of row g, from bit 4 (c % 4) on,
+and 16 bits above those of row g + 8; with elements of 8 bits lane 4 g + r / 8 + 2 (c / 8) has those
+of row r = g or g + 8, from bit 4 (c % 8) on.  Scales of A's row r are bytes of lane
+4 g + 2 t + r / 8, those of B's column g of lane 4 g + t, where t is the thread that is selected.
+
 Where the elements of wmma are PTX leaves open: here lane L holds the elements L E to L E + E - 1 of
 a matrix in row-major order, E of them in all of its registers; if 32 E is more than the matrix has,
 elements are there twice.  A kernel that takes another order for granted goes wrong here.
 
-Source: PTX ISA 9.0, section 9.7.14 (mma.sync, ldmatrix, stmatrix, wmma).
+Source: PTX ISA 9.0, section 9.7.14 (mma.sync, ldmatrix, stmatrix, wmma); it draws the metadata's
+lanes, which are here as CUTLASS 4 has them for wgmma and sm_120 (``ELayout``).
 """
 
 from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +39,11 @@ from .run import WARP, Group, Run
 from .spaces import check_read, check_write, shared_at
 from .values import TYPES
 
-__all__ = ["TABLE", "add", "left", "narrowed", "shape_of"]
+__all__ = ["TABLE", "add", "columns_of", "dense", "left", "narrowed", "selector_of",
+           "shape_of"]  # fmt: skip
+
+_CODES = {"e2m1": (2, 15), "e2m3": (0, 63), "e3m2": (0, 63)}
+"""Where a byte has an element of 4 or 6 bits: its lowest bit, and a mask."""
 
 
 @functools.cache
@@ -46,18 +58,28 @@ def _places(rows: int, registers: tuple[int, int], each: int) -> tuple[Array, ..
     return (*a, each * q + e + 4 * each * j, g + 0 * j + 0 * e)
 
 
+def _each(kind: str) -> int:
+    """Return how many elements a register has."""
+    return 8 if kind == "e2m1x2" else max(1, 4 // TYPES[kind].itemsize)
+
+
 def _gathered(run: Run, group: Group, registers: Sequence[int], kind: str) -> Array:
     """Return registers of whole warps as elements: (warps, 32, registers, each)."""
     held = np.stack([run.registers[r][group.index] for r in registers], 1)
     if kind == "tf32":
         held = held & np.uint32(0xFFFFE000)
-    values = np.ascontiguousarray(held).view(TYPES[kind]).astype(np.float64)
-    return values.reshape(-1, WARP, len(registers), max(1, 4 // TYPES[kind].itemsize))
+    if kind == "e2m1x2":
+        held = np.stack([held.view(np.uint8) & 15, held.view(np.uint8) >> 4], -1)
+    elif kind in _CODES:
+        low, mask = _CODES[kind]
+        held = held.view(np.uint8) >> low & mask
+    values = np.ascontiguousarray(held).view(TYPES[kind.removesuffix("x2")]).astype(np.float64)
+    return values.reshape(-1, WARP, len(registers), _each(kind))
 
 
 def left(run: Run, group: Group, registers: Sequence[int], kind: str, rows: int = 16) -> Array:
     """Return A of whole warps, as their registers hold it: (warps, rows, depth)."""
-    each, warps = max(1, 4 // TYPES[kind].itemsize), group.size // WARP
+    each, warps = _each(kind), group.size // WARP
     result = np.zeros((warps, rows, WARP * each * len(registers) // rows))
     row, column, *_ = _places(rows, (len(registers), 0), each)
     result[:, row, column] = _gathered(run, group, registers, kind)
@@ -97,23 +119,114 @@ def shape_of(i: Instruction) -> list[int]:
     return [int(x) for x in re.findall(r"\.m(\d+)n(\d+)k(\d+)", i.opcode)[0]]
 
 
+def _scaled(
+    d: Decoder, i: Instruction, text: str, ids: str, kind: str, *, of_a: bool
+) -> Callable[[Run, Group], Array | None]:
+    """Return what reads the scales of A's rows or B's columns: (warps, 16 or 8, scales of each)."""
+    word, chosen = d.source(text, "b32"), d.vector(ids, "u16")
+    count = next((int(p[-2]) for p in i.parts if p.startswith("scale_vec")), 0)
+    count = count or (1 if "kind::mxf8f6f4" in i.parts else 2)
+    row = np.arange(16 if of_a else 8)
+    lanes = 4 * (row % 8) + row // 8
+
+    def scales(run: Run, here: Group) -> Array | None:
+        selects = chosen(run, here).reshape(-1, WARP, 2).astype(np.int64)
+        byte, thread = selects[:, 0, :1], selects[:, 0, 1:]
+        bad = (selects != selects[:, :1]).any() or (byte % count).any() or (byte > 4 - count).any()
+        words = np.broadcast_to(word(run, here), (here.size,)).reshape(-1, WARP)
+        if not bad and (thread < (2 if of_a else 4)).all():
+            held = np.take_along_axis(words, lanes + thread * (2 if of_a else 1), 1)
+            codes = (held[..., None] >> (8 * (byte + np.arange(count)))[:, None] & 255).astype("u1")
+            if kind != "ue4m3" or codes.max() < 128:
+                return np.asarray(codes.view(TYPES[kind]).astype(np.float64))
+        run.find("descriptor", f"{ids} selects no scales of .{kind} for {count} a row")
+        return None
+
+    return scales
+
+
+def columns_of(
+    run: Run, group: Group, words: Array, kind: str, depth: int, selector: int, *, ordered: bool
+) -> Array | None:  # fmt: skip
+    """Return where a sparse A's elements stand in rows of ``depth``: (warps, 16, depth / 2).
+
+    None, and a finding, if ``words`` (one a thread) have metadata that mean nothing.
+    """
+    wide = 2 if kind == "tf32" else 4
+    row, chunk = np.arange(16)[:, None], np.arange(depth // wide)[None]
+    if TYPES[kind].itemsize == 1:
+        lane, low = 4 * (row % 8) + row // 8 + 2 * (chunk // 8), 4 * (chunk % 8) + 0 * row
+    else:
+        lane = 4 * (row % 8) + selector * (chunk.size // 4) + chunk // 4
+        low = 4 * (chunk % 4) + 16 * (row // 8)
+    codes = np.broadcast_to(words, (group.size,)).reshape(-1, WARP)[:, lane] >> low & 15
+    first, second = codes & 3, codes >> 2
+    good = first < second if ordered else first != second
+    places = np.stack([first, second], -1)
+    if kind == "tf32":
+        good, places = (codes == 4) | (codes == 14), codes[..., None] >> 3
+    if not good.all():
+        warp, r, c = np.argwhere(~good)[0].tolist()
+        says = f"row {r}, chunk {c}: {codes[warp, r, c]:#06b} is no metadata of .{kind}"
+        run.find("descriptor", says, who=int(group.threads[warp * WARP]))
+        return None
+    result: Array = (wide * chunk[..., None] + places.astype(np.int64)).reshape(len(codes), 16, -1)
+    return result
+
+
+def dense(stored: Array, columns: Array) -> Array:
+    """Return a sparse A (warps, 16, depth / 2) with its zeros."""
+    result = np.zeros((*stored.shape[:-1], 2 * stored.shape[-1]))
+    np.put_along_axis(result, columns, stored, -1)
+    return result
+
+
+def selector_of(d: Decoder, text: str, kind: str, depth: int) -> int:
+    """Return a sparsity selector.  Raises ProgramError for one that the shape does not have."""
+    lanes = 4 if TYPES[kind].itemsize == 1 else depth * TYPES[kind].itemsize // 32
+    return d.number(text, range(4 // lanes))
+
+
 def _mma(d: Decoder, i: Instruction) -> Control:
     rows, _, depth = shape_of(i)
-    to, *kinds = i.parts[-4:]
-    a_kind, b_kind, _ = kinds
-    each = max(1, 4 // TYPES[a_kind].itemsize)
-    result, a, b, c = map(d.matrix, i.operands, (to, *kinds))
-    needs = (rows * depth // (WARP * each), 8 * depth // (WARP * each))
+    to, *kinds = (p for p in i.parts if p in TYPES)
+    result, a, b, c = map(d.matrix, i.operands, (to, *kinds[:3]))
+    packed = any(p.startswith("kind::mxf4") for p in i.parts)
+    a_kind, b_kind = (k + "x2" * packed for k in kinds[:2])
+    sparse, rest = i.parts[1].startswith("sp"), list(i.operands[4:])
+    each = _each(a_kind)
+    needs = (rows * depth // (WARP * each) >> sparse, 8 * depth // (WARP * each))
     sums = rows * 8 * TYPES[to].itemsize // (WARP * d.widths[c[0]])
     if (len(a), len(b)) != needs or len(c) != sums or len(result) != sums:
         raise d.error(f"{len(a)}, {len(b)} and {len(c)} registers; {needs[0]}, {needs[1]}, {sums}")
+    if sparse:
+        metadata, selector = d.source(rest[0], "b32"), selector_of(d, rest[1], a_kind, depth)
+        rest = rest[2:]
+    scales = [
+        _scaled(d, i, text, ids, kinds[3], of_a=text is rest[0])
+        for text, ids in zip(rest[::2], rest[1::2], strict=True)
+    ]
 
     def multiply(run: Run, here: Group) -> None:
         right = np.zeros((here.size // WARP, depth, 8))
         _, _, row, column = _places(rows, needs, each)
         right[:, row, column] = _gathered(run, here, b, b_kind)
-        product = left(run, here, a, a_kind, rows) @ right
-        add(run, here, result, c, product, TYPES[to], saturates="satfinite" in i.parts)
+        held = left(run, here, a, a_kind, rows)
+        if sparse:
+            ordered = "sp::ordered_metadata" in i.parts
+            columns = columns_of(
+                run, here, metadata(run, here), a_kind, depth, selector, ordered=ordered
+            )
+            if columns is None:
+                return
+            held = dense(held, columns)
+        for n, read in enumerate(scales):
+            scale = read(run, here)
+            if scale is None:
+                return
+            wide = np.repeat(scale, depth // scale.shape[2], 2)
+            held, right = (held, right * wide.swapaxes(1, 2)) if n else (held * wide, right)
+        add(run, here, result, c, held @ right, TYPES[to], saturates="satfinite" in i.parts)
 
     return together(multiply)
 
@@ -281,7 +394,7 @@ def _wmma(d: Decoder, i: Instruction) -> Control:
 
 
 TABLE: Mapping[str, Builder] = {
-    "mma.sync": _mma,
+    **dict.fromkeys(("mma.sync", "mma.sp.sync", "mma.sp::ordered_metadata.sync"), _mma),
     "ldmatrix": _ldmatrix,
     "stmatrix": _stmatrix,
     "movmatrix": _movmatrix,

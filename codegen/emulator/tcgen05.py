@@ -12,6 +12,10 @@ products or copies, but not of a copy: one that overwrites what earlier products
 for them like any other thread.  ``commit`` lets barriers know when those before it are done.  In a
 pair the even CTA's thread issues; each CTA has half of A's rows, of B's rows and of D.
 
+Scales are bytes of tensor memory, the same in each quarter of its lanes: that of A's row or B's
+column r is in lane r % 32, column r / 32, at the byte that the instruction descriptor says, or in
+several from there on.
+
 Source: PTX ISA 9.0, section 9.7.16 (tcgen05).
 """
 
@@ -264,6 +268,7 @@ _KINDS: Mapping[str, dict[int, str]] = {
     "f16": {0: "f16", 1: "bf16"},
     "tf32": {2: "tf32"},
     "f8f6f4": {0: "e4m3", 1: "e5m2", 3: "e2m3", 4: "e3m2", 5: "e2m1"},
+    "f4": {1: "e2m1x2"},
     "i8": {0: "u8", 1: "s8"},
 }
 _A_COLUMNS = 8  # spec: of A in tensor memory, whose elements of 32 B are packed
@@ -281,30 +286,41 @@ class _Shape:
     b: str
     signs: tuple[int, int]
     turned: tuple[bool, bool]
+    scales: int = 0
+    first: tuple[int, int] = (0, 0)
 
     @property
     def depth(self) -> int:
-        return 32 if self.a in NARROW else 32 // TYPES[self.a].itemsize
+        return 32 // TYPES[self.a].itemsize
 
 
-def _shape(run: Run, kind: str, bits: int, *, pair: bool, from_tensor: bool) -> _Shape | None:
-    names = _KINDS[kind]
+def _shape(
+    run: Run, kind: str, bits: int, scales: int, *, pair: bool, from_tensor: bool
+) -> _Shape | None:  # fmt: skip
+    names = _KINDS[kind.removeprefix("mx").removesuffix("nvf4")]
     a, b, result = names.get(bits >> 7 & 7), names.get(bits >> 10 & 7), _RESULTS.get(bits >> 4 & 3)
     n, m = (bits >> 17 & 63) << 3, (bits >> 24 & 31) << 4
-    allowed = (128, 256) if pair else (64, 128)
-    least = 16 if pair or m == 128 else 8
-    if a is None or b is None or result is None or bits & 7:
+    allowed = [128, 256] if pair else [64, 128]
+    first, reserved = (bits >> 29 & 3, bits >> 4 & 3), 7
+    if scales:
+        result, m, allowed, reserved = "f32", (bits >> 27 & 3) << 7, [128], 0x8700004F
+        if any(f % scales or f + scales > 4 for f in first) or (bits >> 23 & 1) != (scales < 4):
+            run.find("descriptor", f"{bits:#x}: a type or places of scales that {kind} has not")
+            return None
+    least = 16 if not scales and (pair or m == 128) else 8
+    if a is None or b is None or result is None or bits & reserved:
         run.find("descriptor", f"{bits:#x}: these types of kind {kind} are not run")
         return None
     if m not in allowed or n % least or not least <= n <= 256:
         run.find("descriptor", f"{bits:#x}: {m} x {n} is no shape of this instruction")
         return None
     turned = bool(bits >> 15 & 1), bool(bits >> 16 & 1)
-    if (a in NARROW and (turned[0] or from_tensor)) or (b in NARROW and turned[1]):
+    small = (*NARROW, "e2m1x2")
+    if (a in small and (turned[0] or from_tensor)) or (b in small and turned[1]):
         run.find("descriptor", f"{bits:#x}: 4 and 6 bits are run from shared memory, K-major")
         return None
     signs = (-1 if bits >> 13 & 1 else 1, -1 if bits >> 14 & 1 else 1)
-    return _Shape(m, n, result, a, b, signs, turned)
+    return _Shape(m, n, result, a, b, signs, turned, scales, first)
 
 
 def _queue(run: Run, thread: int) -> tuple[tuple[str, int], int]:
@@ -342,32 +358,38 @@ def _mma(d: Decoder, i: Instruction) -> Action:
     from_tensor = i.operands[1].startswith("[")
     a_at = d.address(i.operands[1]) if from_tensor else d.source(i.operands[1], "u64")
     b_at, bits = d.source(i.operands[2], "u64"), d.source(i.operands[3], "u32")
-    accumulates = d.source(i.operands[4], "pred")
+    accumulates = d.source(i.operands[-1], "pred")
+    scale_at = [d.address(o) for o in i.operands[4:-1]]
+    several = 2 if {"scale_vec::2X", "block32"} & set(i.parts) else 4
+    scales = len(scale_at) and {"mxf8f6f4": 1, "mxf4": 2}.get(kind, several)
     d.touch(8)
 
     def mma(run: Run, group: Group) -> None:
         if (np.diff(group.threads // WARP) == 0).any():
             run.find("divergence", "one thread issues, not several of a warp")
-        given = each_thread(run, group, bits, to, a_at, b_at, accumulates)
-        for thread, described, target, a, b, adds in given:
-            shape = _shape(run, kind, described, pair=pair, from_tensor=from_tensor)
+        given = each_thread(run, group, bits, to, a_at, b_at, accumulates, *scale_at)
+        for thread, described, target, a, b, adds, *of in given:
+            shape = _shape(run, kind, described, scales, pair=pair, from_tensor=from_tensor)
             if shape is not None:
-                _issue(run, thread, shape, (target, a, b), bool(adds), pair, from_tensor)
+                _issue(run, thread, shape, (target, a, b, *of), bool(adds), pair, from_tensor)
 
     return mma
 
 
 def _issue(
-    run: Run, thread: int, shape: _Shape, at: tuple[int, int, int], adds: bool, pair: bool,
+    run: Run, thread: int, shape: _Shape, at: tuple[int, ...], adds: bool, pair: bool,
     from_tensor: bool,
 ) -> None:  # fmt: skip
-    target, a, b = at
+    target, a, b, *scaled = at
     ctas = _ctas(run, thread, pair)
     key, channel = _queue(run, thread)
     one, half = one_of(thread), len(ctas)
     lane, column = target >> 16, target & 0xFFFF
     if lane and (shape.m != 64 or lane != 16):
         run.find("tensor memory", f"results begin at lane {lane}")
+        return
+    if any(address >> 16 for address in scaled):
+        run.find("tensor memory", "scales begin at another lane than 0")
         return
     operands, held = [], []
     for cta in ctas:
@@ -383,16 +405,21 @@ def _issue(
         operands.append(good)
     lanes, columns = _places(shape, half, lane)
     quarters, span = np.unique(lanes // 32), (column, int(columns.max()) + 1)
+    sizes = [-(-rows // WARP) for rows in (shape.m, shape.n)]
+    parts = [(address, size) for address, size in zip(scaled, sizes, strict=False)]
     for cta in ctas:
         if adds:
             access(run, cta, quarters, span, one, channel, writes=False)
         if from_tensor:
             access(run, cta, quarters, (a & 0xFFFF, _A_COLUMNS), one, channel, writes=False)
+        for part in parts:
+            access(run, cta, np.arange(_QUARTERS), part, one, channel, writes=False)
         held.append(access(run, cta, quarters, span, one, channel, writes=True))
     run.tensor_last[thread] = held[-1]
     taken = (a & 0xFFFF) + _A_COLUMNS if from_tensor else 0
-    if max(column + span[1], taken) > COLUMNS:
+    if max(column + span[1], taken, *map(sum, parts)) > COLUMNS:
         return  # which access has reported
+    pc = run.pc
 
     def perform() -> None:
         lefts = [
@@ -402,11 +429,29 @@ def _issue(
         ]  # fmt: skip
         rights = [elements(run, good[-1], shape.b) for good in operands]
         left, right = np.concatenate(lefts), np.concatenate(rights)
+        if scaled:
+            left = left * _scales(run, ctas[0], scaled[0], shape, left.shape, 0, pc)
+            right = right * _scales(run, ctas[0], scaled[1], shape, right.shape, 1, pc)
         product = products(left * shape.signs[0], right * shape.signs[1])
         for cta, part in zip(ctas, np.split(product, half), strict=True):
             _accumulate(run, cta, (lanes, column + columns), part, shape.result, adds)
 
     run.issue(perform, key)
+
+
+def _scales(
+    run: Run, cta: int, address: int, shape: _Shape, of: tuple[int, ...], which: int, pc: int
+) -> Array:
+    """Return the scale of each element of A (0) or B (1)."""
+    rows, depth = of
+    words = run.tensor[cta].cells[:, address : address - (-rows // WARP)]
+    quarters = words.reshape(_QUARTERS, WARP, -1).swapaxes(1, 2).reshape(_QUARTERS, -1)[:, :rows]
+    bits = quarters[0][:, None] >> 8 * (shape.first[which] + np.arange(shape.scales)) & 255
+    if (quarters != quarters[0]).any() or (shape.scales == 4 and bits.max() > 127):
+        run.find("tensor memory", "scales that differ in quarters of the lanes, or below 0", pc=pc)
+    kind = "ue4m3" if shape.scales == 4 else "ue8m0"
+    values = bits.astype(np.uint8).view(TYPES[kind]).astype(np.float64)
+    return np.repeat(values, depth // shape.scales, 1)
 
 
 def _from_tensor(run: Run, cta: int, address: int, shape: _Shape, half: int) -> Array:

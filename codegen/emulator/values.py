@@ -128,10 +128,13 @@ TYPES: Mapping[str, np.dtype[Any]] = {
         "tf32": np.float32, "f16x2": np.uint32, "bf16x2": np.uint32, "f32x2": np.uint64,
         "u16x2": np.uint32, "s16x2": np.uint32,
         "e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2,
-        "e4m3x2": np.uint16, "e5m2x2": np.uint16,
+        **dict.fromkeys(("e4m3x2", "e5m2x2", "e2m3x2", "e3m2x2"), np.uint16), "e2m1x2": np.uint8,
+        "e2m1": ml_dtypes.float4_e2m1fn, "e2m3": ml_dtypes.float6_e2m3fn,
+        "e3m2": ml_dtypes.float6_e3m2fn, "ue8m0": ml_dtypes.float8_e8m0fnu,
+        "ue4m3": ml_dtypes.float8_e4m3fn,
     }.items()
 }  # fmt: skip
-"""The NumPy type of each PTX type."""
+"""The NumPy type of each PTX type; one of 4 or 6 bits is a byte that ends with them."""
 PACKED = {"f16x2": "f16", "bf16x2": "bf16", "f32x2": "f32", "u16x2": "u16", "s16x2": "s16"}
 """What each half of a packed type is."""
 
@@ -198,6 +201,8 @@ def rounded(
     dtype, (precision, least, most) = TYPES[kind], _format(kind)
     if bounded:
         exact = np.clip(exact, -most, most)
+        if kind in ("e2m1", "e2m3", "e3m2"):  # which have no NaN
+            exact = np.nan_to_num(exact, nan=most)
     if mode == "rn" and kind != "tf32" and np.ndim(scale) == 0 and not (flush or np.any(error)):
         narrow = exact if dtype.char in "efd" else exact.astype(np.float32)
         if (narrow == exact).all():

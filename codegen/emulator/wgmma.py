@@ -1,7 +1,8 @@
 """Products of a warpgroup: wgmma.mma_async, its groups and fences, and setmaxnreg.
 
 A product reads shared memory through the asynchronous proxy and owns its registers until a
-``wait_group`` covers it.  Products of a warpgroup are performed in order.
+``wait_group`` covers it.  Products of a warpgroup are performed in order.  The metadata of a sparse
+A are read at once: each warp gives those of its 16 rows, as for mma.sp.
 
 Source: PTX ISA 9.0, sections 9.7.15 (wgmma) and 9.7.19.5 (setmaxnreg).
 """
@@ -15,7 +16,7 @@ import numpy as np
 
 from .decoder import Builder, Control, Decoder, Source, commits, together, waits
 from .descriptors import elements, matrix_at
-from .matrices import add, left, shape_of
+from .matrices import add, columns_of, dense, left, selector_of, shape_of
 from .parser import Instruction
 from .run import WARP, WARPGROUP, Group, Run
 from .spaces import hold
@@ -57,9 +58,13 @@ def _mma(d: Decoder, i: Instruction) -> Control:
         raise d.error(f"{len(given)} registers for 64 x {depth} of {a_kind}; it has 4")
     a_at = None if in_registers else d.source(i.operands[1], "u64")
     b_at = d.source(i.operands[2], "u64")
-    scale = d.source(i.operands[3], "pred")
-    signs = [d.number(x, (-1, 1)) for x in i.operands[4:6]] or [1, 1]
-    turned = [bool(d.number(x, (0, 1))) for x in i.operands[6:8]]
+    rest, sparse = list(i.operands[3:]), "sp" in parts
+    if sparse:
+        metadata, selector = d.source(rest[0], "b32"), selector_of(d, rest[1], a_kind, depth)
+        rest = rest[2:]
+    scale = d.source(rest[0], "pred")
+    signs = [d.number(x, (-1, 1)) for x in rest[1:3]] or [1, 1]
+    turned = [bool(d.number(x, (0, 1))) for x in rest[3:5]]
     turns = (False, turned[0]) if in_registers and turned else tuple(turned) or (False, False)
     d.touch(8)
 
@@ -68,9 +73,14 @@ def _mma(d: Decoder, i: Instruction) -> Control:
         _check_registers(run, number, registers)
         accumulate = _uniform(run, group, scale)
         cta = number * WARPGROUP // run.threads_per_cta
-        a_addresses = None
+        a_addresses = columns_in = None
+        if sparse:
+            words = metadata(run, group)
+            columns_in = columns_of(run, group, words, a_kind, depth, selector, ordered=False)
+            if columns_in is None:
+                return
         if a_at is not None:
-            given_a, shape = _uniform(run, group, a_at), (_ROWS, depth)
+            given_a, shape = _uniform(run, group, a_at), (_ROWS, depth >> sparse)
             a_addresses = matrix_at(run, cta, given_a, a_kind, shape, turns[0])
             if a_addresses is None:
                 return
@@ -84,11 +94,14 @@ def _mma(d: Decoder, i: Instruction) -> Control:
 
         def perform() -> None:
             if a_addresses is not None:
-                a = elements(run, a_addresses, a_kind)
+                a = elements(run, a_addresses, a_kind).reshape(4, 16, -1)
             else:
-                a = left(run, group, given, a_kind).reshape(_ROWS, depth)
+                a = left(run, group, given, a_kind)
+            if columns_in is not None:
+                a = dense(a, columns_in)
             b = elements(run, b_addresses, b_kind)
-            product = products(a * signs[0], b * signs[1]).reshape(4, 16, columns)
+            product = products(a.reshape(_ROWS, depth) * signs[0], b * signs[1])
+            product = product.reshape(4, 16, columns)
             add(run, group, results, results if accumulate else (), product, TYPES[to])
 
         pending = run.issue(perform, ("wgmma", number))
@@ -172,7 +185,7 @@ TABLE: Mapping[str, Builder] = {
     "wgmma.fence": _fence,
     "wgmma.commit_group": commits("wgmma", unit=WARPGROUP),
     "wgmma.wait_group": waits("wgmma", unit=WARPGROUP),
-    "wgmma.mma_async": _mma,
+    **dict.fromkeys(("wgmma.mma_async", "wgmma.mma_async.sp"), _mma),
     "setmaxnreg": _setmaxnreg,
 }
 """This family's builders by entry."""
