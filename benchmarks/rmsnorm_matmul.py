@@ -1,6 +1,6 @@
 """RMSNorm and the matmul behind it, beside PyTorch: ``python -m benchmarks.rmsnorm_matmul``.
 
-    python -m benchmarks.rmsnorm_matmul [--out DIR] [--device DEVICE]
+    python -m benchmarks.rmsnorm_matmul [--out DIR] [--device DEVICE] [--first CASE]
 
 Of each case a process of its own runs
 
@@ -66,9 +66,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.rmsnorm_matmul")
     parser.add_argument("--out", type=Path, default=FOLDER, help="folder of the results")
     parser.add_argument("--device", default="h100", help="as for search")
+    parser.add_argument("--first", type=int, default=0, help="the number of the first case")
     given = parser.parse_args(arguments)
     record = provenance("python -m benchmarks.rmsnorm_matmul")
-    for m, n, k in CASES:
+    for m, n, k in CASES[given.first :]:
         problem = Problem.of(rmsnorm_matmul("bf16"), m=m, n=n, k=k)
         empty = dict.fromkeys((*FIELDS, "schedule", "predicted_seconds", "seconds", "peer",
                                "peer_seconds", "error"))  # fmt: skip
