@@ -131,7 +131,8 @@ def random_operation(
         ends += [f"{name} {{}} causal" for name in it.operations if name == "attention"]
         ends += [f"reduce {{}} {name}" for name in REDUCED if "reduce" in it.operations]
         turn, which = divmod(number, len(ends))
-        return ends[which].format(it.dtypes[turn % len(it.dtypes)])
+        types = it.dtypes or tuple(it.outputs)
+        return ends[which].format(types[turn % len(types)])
     pairs = types_of(it)
     name, layouts = ("grouped", ("nt", "nn")) if grouped else ("matmul", LAYOUTS)
     options = ("bias",) if grouped else ("scaled", "bias", "batched")
