@@ -55,6 +55,7 @@ from tinygpu.term.operation import (
     attention,
     matmul,
     rmsnorm,
+    rmsnorm_matmul,
     softmax,
 )
 from tinygpu.term.plan import kernels_of
@@ -716,7 +717,8 @@ def test_what_machines_build_is_proved(name: str) -> None:
     kinds = [("f32", "nn")] if name == "simt" else [("bf16", "nn"), ("e4m3", "nt"), ("tf32", "nt")]
     operations = [matmul(dtype, layout=layout) for dtype, layout in kinds]
     tried = 0
-    for operation in (*operations, rmsnorm("f32"), softmax("bf16"), attention("bf16"), DOUBLE):
+    rows = rmsnorm("f32"), softmax("bf16"), attention("bf16"), rmsnorm_matmul("bf16")
+    for operation in (*operations, *rows, DOUBLE):
         try:
             machine.check(operation)
         except TinyGpuError:

@@ -5,7 +5,7 @@ batches follow each other, so a kernel whose CTAs wait for CTAs far away in the 
 here.
 
 >>> sorted(FAMILIES["Matrices of a warp"])[:2]
-['ldmatrix', 'mma.sync']
+['ldmatrix', 'mma.sp.sync']
 
 Source: PTX ISA 9.0, sections 3 and 5.1.6 (kernel parameters).
 """
