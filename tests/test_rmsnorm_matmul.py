@@ -19,6 +19,7 @@ from tinygpu.machines.hopper import STARTS
 from tinygpu.meaning.identity import computes
 from tinygpu.meaning.interpret import check
 from tinygpu.search.time.cost import cost
+from tinygpu.term.expression import value
 from tinygpu.term.operation import Problem, matmul, rmsnorm_matmul
 from tinygpu.term.plan import Plan
 from tinygpu.term.program import Do, Statement, changed
@@ -116,10 +117,18 @@ def test_time_adds_a_norm_to_a_product() -> None:
     assert reading < both - one < 4 * reading
 
 
-def test_rows_lie_along_k() -> None:
-    operation = rmsnorm_matmul(layout="tn")
-    problem = Problem.of(operation, m=256, n=256, k=512)
-    assert "rows" in {v.law for v in check_schedule(schedule(), MACHINE, problem, H100)}
+def test_what_is_none_is_refused() -> None:
+    """Rows of a lie along k; another epilogue or sum of that name is another operation."""
+    plain = rmsnorm_matmul()
+    squares, acc = plain.reductions
+    for other in (
+        rmsnorm_matmul(layout="tn"),
+        replace(plain, epilogue=plain.epilogue * 2.0),
+        replace(plain, reductions=(replace(squares, expression=value("a")), acc)),
+        replace(matmul("bf16", layout="nt"), name="rmsnorm_matmul"),
+    ):
+        with pytest.raises(OperationError, match="it does rmsnorm_matmul"):
+            MACHINE.check(other)
     with pytest.raises(OperationError, match="it multiplies bf16 to bf16 or f32"):
         MACHINE.check(rmsnorm_matmul("f32"))
 

@@ -14,12 +14,13 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
+from tinygpu.errors import OperationError
 from tinygpu.isa.memory import DTYPES
 from tinygpu.machines.hopper import Hopper
 from tinygpu.term.builder import Kernel, trace
 from tinygpu.term.expression import apply, value
 from tinygpu.term.machine import Choice, Requirement, instructions
-from tinygpu.term.operation import ACC, Operand, Operation
+from tinygpu.term.operation import ACC, Operand, Operation, rmsnorm_matmul
 from tinygpu.term.plan import Plan, PlanStep
 
 __all__ = ["HopperRmsnorm", "factored"]
@@ -41,30 +42,28 @@ class HopperRmsnorm(Hopper):
 
     outputs = MappingProxyType({"bf16": ("bf16", "f32"), "f16": ("f16", "f32")})
 
+    def check(self, operation: Operation) -> None:
+        """Raise OperationError if this machine cannot do the operation."""
+        super().check(operation)
+        a = operation.inputs[0]
+        known = [rmsnorm_matmul(a.dtype, operation.output.dtype, layout) for layout in ("nn", "nt")]
+        if operation not in known:
+            raise OperationError(
+                f"machine {self.name}: {operation}; it does rmsnorm_matmul(..) of "
+                "tinygpu.term.operation, with rows of a along k: choose the layout nt or nn"
+            )
+
     def requires(self, operation: Operation, choose: Any) -> tuple[Requirement, ...]:
         """Return what ``hopper``'s decisions have to agree on, for the second kernel."""
-        along_k = operation.operand("a").axes[-1] == "k"
-        return (
-            *super().requires(factored(operation)[1], choose),
-            Requirement(
-                "rows",
-                along_k,
-                "a warp reads a row of a along k",
-                "choose the layout nt or nn",
-            ),
-        )
+        return super().requires(factored(operation)[1], choose)
 
     def plan(self, operation: Operation, choose: Any) -> Plan:
         """Build both kernels."""
         first, second = factored(operation)
         chosen = self.chosen(choose)
-        whole = {o.name: f"{o.name}[{', '.join(o.axes)}]" for o in (*second.inputs, second.output)}
         norm = trace("norms_of_rows", chosen.norms, first)
         multiply = trace(self.entry, chosen.forward, second)
-        return Plan(self.entry, operation, (
-            PlanStep.of(norm, {}, a=whole["a"], norm=whole["norm"]),
-            PlanStep.of(multiply, {}, **whole),
-        ))  # fmt: skip
+        return Plan(self.entry, operation, (PlanStep.of(norm, {}), PlanStep.of(multiply, {})))
 
     def norms(self, k: Kernel) -> None:
         """Sum the squares of a row by a warp; its first lane stores the row's number."""

@@ -65,8 +65,6 @@ class HopperSplit(Hopper):
             o.name: f"{o.name}[{', '.join(f'{_PART} k' if a == 'k' else a for a in o.axes)}]"
             for o in operation.inputs[:2]
         }
-        others = {o.name: f"{o.name}[{', '.join(o.axes)}]" for o in (*operation.inputs[2:],
-                                                                   operation.output)}  # fmt: skip
         own = f"parts[{_PART}, m, n]"
         sizes = {_PART: parts, "k": value("k").ceildiv(parts)}
         multiply, add = (
@@ -75,7 +73,7 @@ class HopperSplit(Hopper):
         )
         return Plan(self.entry, operation, (
             PlanStep.of(multiply, sizes, **uses, c=own),
-            PlanStep.of(add, {_PART: parts}, parts=own, **others),
+            PlanStep.of(add, {_PART: parts}),
         ))  # fmt: skip
 
     def add(self, k: Kernel) -> None:

@@ -66,9 +66,13 @@ class PlanStep:
 
     @staticmethod
     def of(program: Program, sizes: Mapping[str, int | Expression], **arrays: str) -> PlanStep:
-        """Return a step whose operands are arrays, as ``a="a[m, l k]"``.  Raises ProgramError."""
-        uses = []
-        for operand, text in arrays.items():
+        """Return a step whose operands are arrays, as ``a="a[m, l k]"``; others of their own names.
+
+        Raises ProgramError.
+        """
+        uses, own = [], program.operation.operands
+        for operand, text in {**{o.name: f"{o.name}[{', '.join(o.axes)}]" for o in own},
+                              **arrays}.items():  # fmt: skip
             if not (match := _USE.fullmatch(text)):
                 raise ProgramError(f"step: {operand} = {text!r}; write it as a[m, l k]")
             axes = tuple(tuple(axis.split()) for axis in match[2].split(","))
