@@ -71,6 +71,7 @@ from tinygpu.term.program import (
     Access,
     Affine,
     Arrive,
+    Block,
     Commit,
     Do,
     Elect,
@@ -91,7 +92,8 @@ from tinygpu.term.program import (
 )
 from tinygpu.term.tensor_memory import uses_tensor_memory
 
-__all__ = ["EMITTER_VERSION", "PTX_VERSION", "RULES", "emit", "integer_values", "signature"]
+__all__ = ["EMITTER_VERSION", "PTX_VERSION", "RULES", "emit", "integer_values", "signature",
+           "statement_at"]  # fmt: skip
 
 EMITTER_VERSION = 4
 RULES: Mapping[str, Rule] = {
@@ -150,10 +152,34 @@ def emit(
     if arch not in ARCHITECTURES:
         raise DeviceError(f"emit: arch {arch}; {nearest(str(arch), ARCHITECTURES)}")
     require_kind("emit: sizes", sizes or {}, Mapping, OperationError)
+    for program, own in _each(term, sizes) if not unchecked else ():
+        require_sound(program, arch, own)
+    noted = _noted(term, arch, sizes).split("\n")
+    return "\n".join(line for line in noted if not line.startswith(_ORDER))
+
+
+def statement_at(term: Term, arch: str, sizes: Mapping[str, int] | None, line: int) -> str:
+    """Return the statement whose code has a line, from 1 on, of what ``emit`` returns, or ""."""
+    found, left = "", line
+    for text in _noted(term, arch, sizes).split("\n"):
+        if text.startswith(("\t//", ".visible")):
+            found = text.partition(" ")[2] if text.startswith("\t//") else ""
+        left -= not text.startswith(_ORDER)
+        if not left:
+            break
+    return found
+
+
+def _each(
+    term: Term, sizes: Mapping[str, int] | None
+) -> Sequence[tuple[Program, Mapping[str, int] | None]]:
+    return steps_of(term, sizes) if sizes else [(p, None) for p in kernels_of(term)]
+
+
+def _noted(term: Term, arch: str, sizes: Mapping[str, int] | None) -> str:
+    """Return the module with a comment at each statement that orders, too."""
     texts = []
-    for program, own in steps_of(term, sizes) if sizes else ((p, None) for p in kernels_of(term)):
-        if not unchecked:
-            require_sound(program, arch, own)
+    for program, own in _each(term, sizes):
         require_known(program)
         texts.append(Emitter(program, own).text_of(arch))
     return _joined(texts)
@@ -169,6 +195,8 @@ def _joined(texts: Sequence[str]) -> str:
     return first
 
 
+_ORDER = "\t//: "
+"""What begins a comment that names a statement that orders."""
 _ONCE = (".version", ".target", ".address_size", ".extern")
 
 
@@ -340,6 +368,8 @@ class Emitter(KernelCode):
         before: Statement | None = None
         for run in self._runs(body):
             statement = run[0]
+            if not isinstance(statement, Do | Block):
+                self.text.lines.append(f"{_ORDER}{statement}")
             match statement:
                 case Do() if self._asks(statement):
                     self.whole_or_not([do for do in run if isinstance(do, Do)], scope)

@@ -28,7 +28,6 @@ from math import prod
 
 import numpy as np
 
-from tinygpu.devices.device import ARCHITECTURES, arch_number
 from tinygpu.errors import IllegalScheduleError, ProgramError
 from tinygpu.isa.memory import DTYPES
 from tinygpu.meaning import identity, interpret
@@ -75,6 +74,13 @@ def computes(term: Term, sizes: Mapping[str, int] | None = None, draws: int = 2)
         if differs:
             return replace(found, finding=differs[0])
         found = replace(found, unproved=why or found.unproved)
+    if found.illegal:
+        return found
+    from tinygpu.codegen.run.held import held
+
+    kept = held(term)
+    if kept.finding is not None:
+        return replace(found, asked=(*found.asked, kept.sizes), finding=kept.finding)
     return found
 
 
@@ -108,6 +114,7 @@ def _differences(
     """Compare; ``first`` is a statement that a user's ``lower`` emits."""
     from tinygpu.codegen.emit import emit  # what other terms do not need
     from tinygpu.codegen.emulator import Module
+    from tinygpu.codegen.run.held import least_arch
     from tinygpu.codegen.run.interpretation import COMPLETIONS, execute, unwritten_outputs
 
     operation, sizes, random = program.operation, dict(at), np.random.default_rng(0)
@@ -129,8 +136,7 @@ def _differences(
     meant = interpret.interpret(program, sizes, exact, scalars=scalars).outputs
     with np.errstate(all="ignore"):
         reference = {**operation.reference(exact, scalars), **meant}
-    needed = (s.instruction.arch for s, _ in walk(program) if isinstance(s, Do))
-    arch = max((ARCHITECTURES[0], *needed), key=_newest)
+    arch = least_arch(program)
     try:
         text = emit(program, arch, sizes, unchecked=True)
     except ProgramError as error:
@@ -163,10 +169,6 @@ def _differences(
             )
             return (_finding(first, text, cell),), ""
     return (), ""
-
-
-def _newest(arch: str) -> tuple[int, bool]:
-    return arch_number(arch), arch.endswith("a")
 
 
 def _finding(first: Do, text: str, cell: str = "") -> Finding:

@@ -72,11 +72,13 @@ def interpret(
     completions: Sequence[str] = COMPLETIONS,
     text: str = "",
     scalars: Mapping[str, float] = MappingProxyType({}),
+    clusters: int = 0,
 ) -> Interpretation:
     """Emit a term for ``arch``, run the PTX (or another ``text``) on random inputs, and check it.
 
     Inputs are normal, scalars 0.5 unless they are given, outputs are NaN before (0 if the term
-    adds to it).  Raises ProgramError for a term without code and for PTX that is not run.
+    adds to it); ``clusters`` as for ``execute``.  Raises ProgramError for a term without code and
+    for PTX that is not run.
     """
     operation, rng = term.operation, np.random.default_rng(seed)
     module = Module.parse(text or emit(term, arch, sizes, unchecked=True))
@@ -94,7 +96,7 @@ def interpret(
     for completion in completions:
         outputs = unwritten_outputs(term, shapes)
         report = execute(
-            term, sizes, inputs | outputs, module, scalars=scalars, seed=seed,
+            term, sizes, inputs | outputs, module, scalars=scalars, clusters=clusters, seed=seed,
             completion=completion,
         )  # fmt: skip
         ratios = ratio_of(term, exact, scalars, outputs=outputs, reference=wanted)

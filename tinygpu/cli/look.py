@@ -164,22 +164,24 @@ def check(
 ) -> None:
     """Judge a schedule: every law it breaks (status 1), else the proof for every trip count.
 
-    A term that does not compute its operation at small sizes, in a prime field, is illegal too.
+    A term that does not compute its operation at small sizes, in a prime field, is illegal too, and
+    one whose PTX, run at a small instance, does not keep its order.
     Status 3: it is legal, and there is no certificate, which was asked for.
     """
     from tinygpu.codegen.run.agreement import computes
+    from tinygpu.codegen.run.held import held
     from tinygpu.legality.laws import Violation, check_schedule
 
     given = read_schedule(schedule, device, machine=machine)
     with working("judging"):
         broken = check_schedule(given.schedule, given.machine, given.problem, given.device)
-    proof = meaning = ""
+    proof = meaning = code = ""
     if not broken:
         program = given.schedule.term(given.machine, given.problem.operation)
         with working("executing small instances"):
             found = computes(program)
         if not found.wrong:
-            proof, meaning = proof_text(program), str(found)
+            proof, meaning, code = proof_text(program), str(found), str(held(program))
         else:
             mend = f"let the term compute {program.operation}"
             broken = (Violation("computes", str(found), mend),)
@@ -190,7 +192,7 @@ def check(
         violations = [{"law": v.law, "message": v.message, "mend": v.mend} for v in broken]
         tree = {"legal": not broken, "outcome": outcome, "violations": violations}
         tree["concurrency"] = proof
-        say_json({**tree, "meaning": meaning})
+        say_json({**tree, "meaning": meaning, "code": code})
     elif outcome == "unproved":
         say(f"unproved: {schedule} is not known to break a law, nor proved to keep one")
         for violation in broken:
@@ -203,6 +205,7 @@ def check(
         say(f"legal: {schedule} on {given.device.name}")
         say(f"  no deadlock, no race: {proof}")
         say(f"  it {meaning}")
+        say(f"  {code}")
     if broken:
         raise typer.Exit(1)
     if certificate is not None:
