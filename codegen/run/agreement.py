@@ -80,7 +80,7 @@ def computes(term: Term, sizes: Mapping[str, int] | None = None, draws: int = 2)
 
     kept = held(term)
     if kept.finding is not None:
-        return replace(found, asked=(*found.asked, kept.sizes), finding=kept.finding)
+        return replace(found, asked=(*found.asked, kept.asked[-1]), finding=kept.finding)
     return found
 
 

@@ -6,15 +6,16 @@ clocks know what happens before what in one run, with copies that land late, ear
 A wait, fence, barrier or group that the emitter has lost or moved leaves two accesses in no order,
 or a thread that waits for ever, and that is a *finding*; an order that others imply leaves neither.
 
-The instance has about four tiles, all of one cluster if it takes several, and more turns than rings
-have stages: each ring wraps.  Terms of one skeleton (``tinygpu.legality.concurrency.erase``), of
-the same instructions and emitted in the same way, are run once.
+An instance has two tiles, or four that one cluster takes in turn, and loops of more turns than
+rings have stages, so that each ring wraps; a second instance has one tile and one turn.  Terms of
+one skeleton (``tinygpu.legality.concurrency.erase``), of the same instructions and emitted in the
+same way, are run once.
 
 >>> from tinygpu.machines.simt import LADDER, Simt
 >>> from tinygpu.term.machine import Chosen
 >>> from tinygpu.term.operation import matmul
 >>> print(held(Simt().program(matmul(), Chosen(LADDER["shared"]))))
-its PTX keeps the term's order: run at m, n, k = 49, 49, 81, copies landing late, early, random
+its PTX keeps the term's order: run at m, n, k = 32, 49, 81 and 32, 32, 32, late, early, random
 
 Source: ``docs/ptx-interpreter.md``, section "Held to the term".
 """
@@ -33,16 +34,16 @@ from tinygpu.codegen.run.interpretation import COMPLETIONS, interpret
 from tinygpu.devices.device import ARCHITECTURES, arch_number
 from tinygpu.errors import TinyGpuError
 from tinygpu.legality.concurrency.erase import erase
-from tinygpu.meaning.interpret import edge_of, reduced
+from tinygpu.meaning.interpret import reduced, tile_of
 from tinygpu.meaning.race import Finding
 from tinygpu.term.operation import Problem
 from tinygpu.term.plan import Plan, Term, kernels_of
 from tinygpu.term.program import Do, Program, walk
 
-__all__ = ["Held", "held", "instance", "least_arch", "orders_of"]
+__all__ = ["Held", "held", "instances", "least_arch", "orders_of"]
 
 _FAR = 1 << 20
-_TILES = 4
+_IN_TURN, _BESIDE = 4, 2  # tiles: of two copies by turns each has two
 _APART = ("name", "operation", "buffers", "parameters", "grid", "roles", "barriers")
 """Fields of a program whose part in its order the skeleton has, or which have none."""
 
@@ -51,18 +52,19 @@ _APART = ("name", "operation", "buffers", "parameters", "grid", "roles", "barrie
 class Held:
     """At which sizes a term's PTX was run; an order that it lacks, or why that is not known."""
 
-    sizes: Mapping[str, int]
+    asked: tuple[Mapping[str, int], ...]
     finding: Finding | None = None
     why: str = ""
 
     def __str__(self) -> str:
         if self.why:
             return f"its PTX is not known to keep the term's order: {self.why}"
-        axes, at = ", ".join(self.sizes), ", ".join(map(str, self.sizes.values()))
+        each = [", ".join(map(str, sizes.values())) for sizes in self.asked]
+        axes = ", ".join(self.asked[-1])
         if self.finding is not None:
-            return f"its PTX does not keep the term's order at {axes} = {at}: {self.finding}"
+            return f"its PTX does not keep the term's order at {axes} = {each[-1]}: {self.finding}"
         orders = ", ".join(COMPLETIONS)
-        return f"its PTX keeps the term's order: run at {axes} = {at}, copies landing {orders}"
+        return f"its PTX keeps the term's order: run at {axes} = {' and '.join(each)}, {orders}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,7 @@ def held(term: Term) -> Held:
     try:
         skeleton = tuple(map(_skeleton, kernels_of(term)))
     except TinyGpuError as error:
-        return Held({}, why=str(error))
+        return Held((), why=str(error))
     return _held(_Asked(skeleton, term))
 
 
@@ -92,21 +94,28 @@ def _skeleton(program: Program) -> tuple[Any, ...]:
 
 @lru_cache(1024)
 def _held(asked: _Asked) -> Held:
-    term, sizes = asked.term, dict[str, int]()
+    term, ran = asked.term, list[Mapping[str, int]]()
     try:
-        arch, sizes = least_arch(term), instance(term)
-        faults = orders_of(term, sizes, emit(term, arch, sizes, unchecked=True))
+        arch = least_arch(term)
+        for sizes in instances(term):
+            faults = orders_of(term, sizes, emit(term, arch, sizes, unchecked=True))
+            ran.append(sizes)
+            if faults:
+                return _told(term, arch, tuple(ran), faults[0])
     except TinyGpuError as error:
-        return Held(sizes, why=str(error))
-    if not faults:
-        return Held(sizes)
-    first = faults[0]
-    if first.kind == "limit":
-        return Held(sizes, why=f"it takes too long to be run, {first.message}")
-    named = [statement_at(term, arch, sizes, n) for n in (first.line, first.other_line) if n]
-    places = " and ".join(f"'{name}'" for name in dict.fromkeys(named) if name)
-    text = f"{f'at {places}, ' if places else ''}PTX {first}"
-    return Held(sizes, Finding("order", named[0], text))
+        return Held(tuple(ran), why=str(error))
+    return Held(tuple(ran))
+
+
+def _told(term: Term, arch: str, ran: tuple[Mapping[str, int], ...], fault: Fault) -> Held:
+    """Say which statements' code a fault is about."""
+    if fault.kind == "limit":
+        return Held(ran, why=f"its PTX takes too long to be run: {fault.message}")
+    lines = [line for line in (fault.line, fault.other_line) if line]
+    names = dict.fromkeys(statement_at(term, arch, ran[-1], line) for line in lines)
+    places = " and ".join(f"'{name}'" for name in names if name)
+    text = f"{f'at {places}, ' if places else ''}PTX {fault}"
+    return Held(ran, Finding("order", next(iter(names), ""), text))
 
 
 def orders_of(term: Term, sizes: Mapping[str, int], text: str) -> tuple[Fault, ...]:
@@ -115,17 +124,19 @@ def orders_of(term: Term, sizes: Mapping[str, int], text: str) -> tuple[Fault, .
     return tuple(fault for fault in found if fault.severity == "error")
 
 
-def instance(term: Term) -> dict[str, int]:
+def instances(term: Term) -> tuple[dict[str, int], ...]:
     """Return the sizes at which a term's PTX is run."""
     every = dict.fromkeys(term.operation.axes, _FAR)
     sizes = reduced(Problem.of(term.operation, **every), term)
     if isinstance(term, Plan):
-        return sizes
-    for axis in sizes:
-        less = {**sizes, axis: edge_of(term, axis)[0]}
-        if _TILES <= prod(term.grid_extents(less)) < prod(term.grid_extents(sizes)):
+        return (sizes,)
+    one = {axis: min(tile_of(term, axis)[0], size) for axis, size in sizes.items()}
+    least = _IN_TURN if term.persistent else _BESIDE
+    for axis in one:
+        less = {**sizes, axis: one[axis]}
+        if least <= prod(term.grid_extents(less)) < prod(term.grid_extents(sizes)):
             sizes = less
-    return sizes
+    return sizes, one
 
 
 def least_arch(term: Term) -> str:

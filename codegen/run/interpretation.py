@@ -133,14 +133,18 @@ def execute(
     """Run a term's code on arrays by operand, each of its operand's shape; the output is written.
 
     A persistent term gets ``clusters`` clusters, else half as many as it has tiles for them, so
-    that some do several; ``lanes`` as for ``launch``.  The kernels of a plan run one after another,
-    with workspaces that are NaN before.  Raises LaunchError, ProgramError.
+    that some do several; ``lanes`` as for ``launch``.  A kernel that may start early runs twice,
+    the second time while the first may still write, which is reported.  The kernels of a plan run
+    one after another, with workspaces that are NaN before.  Raises LaunchError, ProgramError.
     """
     how = {"seed": seed, "completion": completion, "lanes": lanes}
     memory, given = Memory(), scalars or {}
     places = {o.name: memory.allocate(arrays[o.name], o.name) for o in term.operation.operands}
     if not isinstance(term, Plan):
-        return _launched(term, sizes, places, arrays, module, memory, given, clusters, how)
+        for dependent in (False, True)[: 1 + (term.early and not term.zeroed)]:
+            may = {**how, "dependent": dependent}
+            report = _launched(term, sizes, places, arrays, module, memory, given, clusters, may)
+        return report
     found, counts = list[Finding](), Counter[str]()
     held, between = dict(arrays), {o.name: number for number, o in term.workspaces}
     for number, step in enumerate(term.steps):
