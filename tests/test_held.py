@@ -54,19 +54,11 @@ def test_an_order_that_is_dropped_or_moved_is_found(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", FEW[:6])
+@pytest.mark.parametrize("name", ["simt shared", "simt multi-stage", "hopper persistent"])
 def test_a_line_that_is_dropped_is_found(name: str) -> None:
-    """Of the text, what the emitter adds by itself included, but for what others imply."""
-    for _, line, statement, found in lines_dropped(term(name), draws(12, 1)):
-        assert found or needless(line, statement), (line, statement)
-
-
-def needless(line: str, statement: str) -> str:
-    """Return why a line may be missing."""
-    return next((why for text, why in _IMPLIED.items() if re.search(text, line)), "")
-
-
-_IMPLIED: dict[str, str] = {}
+    """What the emitter adds by itself included: each one."""
+    for one in lines_dropped(term(name), draws(8, 1)):
+        assert one[-1], one
 
 
 def test_a_barrier_that_the_emitter_loses_is_told(
@@ -78,10 +70,8 @@ def test_a_barrier_that_the_emitter_loses_is_told(
     found = computes(program)
     assert not found
     assert found.wrong
-    assert re.search(
-        r"at 'smem_\w@.* = st\.shared.*' and '.*ld\.shared\(smem_\w@.*', PTX line \d+: race: ",
-        str(found),
-    ) or re.search(r"at '.*ld\.shared.*' and '.*st\.shared.*', PTX line \d+: race", str(found))
+    assert re.search(r"at '.*(ld|st)\.shared.*' and '.*(ld|st)\.shared.*', PTX line \d+: race: ",
+                     str(found))  # fmt: skip
 
 
 def test_a_skeleton_is_run_once(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ A wait, fence, barrier or group that the emitter has lost or moved leaves two ac
 or a thread that waits for ever, and that is a *finding*; an order that others imply leaves neither.
 
 An instance has two tiles, or four that one cluster takes in turn, and loops of more turns than
-rings have stages, so that each ring wraps; a second instance has one tile and one turn.  Terms of
+rings have stages, so that each ring wraps; a second one has a turn at most.  Terms of
 one skeleton (``tinygpu.legality.concurrency.erase``), of the same instructions and emitted in the
 same way, are run once.
 
@@ -34,7 +34,7 @@ from tinygpu.codegen.run.interpretation import COMPLETIONS, interpret
 from tinygpu.devices.device import ARCHITECTURES, arch_number
 from tinygpu.errors import TinyGpuError
 from tinygpu.legality.concurrency.erase import erase
-from tinygpu.meaning.interpret import reduced, tile_of
+from tinygpu.meaning.interpret import edge_of, reduced, tile_of
 from tinygpu.meaning.race import Finding
 from tinygpu.term.operation import Problem
 from tinygpu.term.plan import Plan, Term, kernels_of
@@ -115,13 +115,16 @@ def _told(term: Term, arch: str, ran: tuple[Mapping[str, int], ...], fault: Faul
     names = dict.fromkeys(statement_at(term, arch, ran[-1], line) for line in lines)
     places = " and ".join(f"'{name}'" for name in names if name)
     text = f"{f'at {places}, ' if places else ''}PTX {fault}"
-    return Held(ran, Finding("order", next(iter(names), ""), text))
+    return Held(ran, Finding("code_differs", next(iter(names), ""), text))
 
 
 def orders_of(term: Term, sizes: Mapping[str, int], text: str) -> tuple[Fault, ...]:
-    """Return the faults of a PTX text of a term.  Raises ProgramError for PTX that is not run."""
+    """Return the faults of a PTX text of a term, of warnings those of a fence that is missing.
+
+    Raises ProgramError for PTX that is not run.
+    """
     found = interpret(term, sizes, arch=least_arch(term), text=text, clusters=1).findings
-    return tuple(fault for fault in found if fault.severity == "error")
+    return tuple(fault for fault in found if fault.severity == "error" or fault.kind == "proxy")
 
 
 def instances(term: Term) -> tuple[dict[str, int], ...]:
@@ -136,6 +139,9 @@ def instances(term: Term) -> tuple[dict[str, int], ...]:
         less = {**sizes, axis: one[axis]}
         if least <= prod(term.grid_extents(less)) < prod(term.grid_extents(sizes)):
             sizes = less
+    if term.tile_values:  # then some tile has no turns
+        loops = {axis: edge_of(term, axis)[0] for axis in sizes if tile_of(term, axis)[1]}
+        return sizes, {**sizes, **loops}
     return sizes, one
 
 
