@@ -40,7 +40,7 @@ from tinygpu.term.operation import Problem
 from tinygpu.term.plan import Plan, Term, kernels_of
 from tinygpu.term.program import Do, Program, walk
 
-__all__ = ["Held", "held", "instances", "least_arch", "orders_of"]
+__all__ = ["HeldCode", "held", "instances", "least_arch", "orders_of"]
 
 _FAR = 1 << 20
 _IN_TURN, _BESIDE = 4, 2  # tiles: of two copies by turns each has two
@@ -49,7 +49,7 @@ _APART = ("name", "operation", "buffers", "parameters", "grid", "roles", "barrie
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldCode:
     """At which sizes a term's PTX was run; an order that it lacks, or why that is not known."""
 
     asked: tuple[Mapping[str, int], ...]
@@ -75,12 +75,12 @@ class _Asked:
     term: Term = field(compare=False)
 
 
-def held(term: Term) -> Held:
+def held(term: Term) -> HeldCode:
     """Run the PTX of a legal term at a small instance, once for its skeleton."""
     try:
         skeleton = tuple(map(_skeleton, kernels_of(term)))
     except TinyGpuError as error:
-        return Held((), why=str(error))
+        return HeldCode((), why=str(error))
     return _held(_Asked(skeleton, term))
 
 
@@ -93,7 +93,7 @@ def _skeleton(program: Program) -> tuple[Any, ...]:
 
 
 @lru_cache(1024)
-def _held(asked: _Asked) -> Held:
+def _held(asked: _Asked) -> HeldCode:
     term, ran = asked.term, list[Mapping[str, int]]()
     try:
         arch = least_arch(term)
@@ -103,19 +103,19 @@ def _held(asked: _Asked) -> Held:
             if faults:
                 return _told(term, arch, tuple(ran), faults[0])
     except TinyGpuError as error:
-        return Held(tuple(ran), why=str(error))
-    return Held(tuple(ran))
+        return HeldCode(tuple(ran), why=str(error))
+    return HeldCode(tuple(ran))
 
 
-def _told(term: Term, arch: str, ran: tuple[Mapping[str, int], ...], fault: Fault) -> Held:
+def _told(term: Term, arch: str, ran: tuple[Mapping[str, int], ...], fault: Fault) -> HeldCode:
     """Say which statements' code a fault is about."""
     if fault.kind == "limit":
-        return Held(ran, why=f"its PTX takes too long to be run: {fault.message}")
+        return HeldCode(ran, why=f"its PTX takes too long to be run: {fault.message}")
     lines = [line for line in (fault.line, fault.other_line) if line]
     names = dict.fromkeys(statement_at(term, arch, ran[-1], line) for line in lines)
     places = " and ".join(f"'{name}'" for name in names if name)
     text = f"{f'at {places}, ' if places else ''}PTX {fault}"
-    return Held(ran, Finding("code_differs", next(iter(names), ""), text))
+    return HeldCode(ran, Finding("code_differs", next(iter(names), ""), text))
 
 
 def orders_of(term: Term, sizes: Mapping[str, int], text: str) -> tuple[Fault, ...]:
