@@ -80,10 +80,13 @@ class Dropped:
     @property
     def excused(self) -> str:
         """Why nothing need be found, although the judge refuses the term."""
-        return next((why for text, why in _EXCUSED.items() if re.search(text, self.why)), "")
+        of = f"{self.name}: {self.why}"
+        return next((why for text, why in _EXCUSED.items() if re.search(text, of)), "")
 
 
 _EXCUSED = {
+    r"swap fence\.proxy\.async .*: proxy: ": "a proxy fence anywhere on the way orders (PTX, "
+    "causality order); the judge asks for one by the writer's thread",
     r"exit: .* cp\.async of": "what a thread copies when it ends nobody reads; PTX lets it end",
     "barrier.cluster waits for ever": "threads that have left count as come (PTX, barrier.cluster)",
     r"tcgen05.mma of .* may not see what .*cp.async.bulk.tensor of": "the mbarrier orders both, "
