@@ -1,4 +1,4 @@
-"""Faulty kernels in 21 families, ten each, and the correct twin of each.
+"""Faulty kernels in 23 families, ten each, and the correct twin of each.
 
 A line that begins with ``!`` is in the faulty kernel only, with ``=`` in the twin only; ``<<``
 marks where the fault has to be found, at one such line if there are two.  A family is made of a few
@@ -376,6 +376,24 @@ def _parities() -> Iterator[str]:
         !{_waits(1)}
         ={_waits(0)}
         ld.shared.u32 %r9, [%own]; <<"""
+
+
+def _late() -> Iterator[str]:
+    """Whoever ends the next phase has not heard that the other warp has waited for this one."""
+    one = "@%p0 mbarrier.arrive.shared::cta.b64 %state, [%bar];"
+    warp = "setp.lt.u32 %p2, %t, 32; @%p2 mbarrier.arrive.shared::cta.b64 %state, [%bar];"
+    load = f"{_ARM.format(n=64)} {_LOAD.format(n=64)}"
+    tests = _waits("%r2").replace("try_wait", "test_wait")
+    ways = ((1, one, _waits("%r2")), (32, warp, _waits("%r2")), (1, load, _waits("%r2")))
+    for n, arrive, wait in (*ways, (1, one, tests), (32, warp, tests)):
+        for turns in (2, 5):
+            yield f"""{_INIT.format(n=n)}
+                mov.u32 %r3, 0;
+                L: and.b32 %r2, %r3, 1;
+                {arrive}
+                {wait} <<
+                =bar.sync 0;
+                add.u32 %r3, %r3, 1; setp.lt.u32 %p4, %r3, {turns}; @%p4 bra L;"""
 
 
 def _expected() -> Iterator[str]:
@@ -997,6 +1015,7 @@ FAULTS: tuple[Fault, ...] = (
     *_make("loads over what is read", "proxy", _overwrites()),
     *_make("mbarrier.init is not told of", "race proxy", _inits()),
     *_make("wrong parity", "deadlock race uninitialised", _parities()),
+    *_make("a wait that may miss its phase", "barrier", _late()),
     *_make("wrong expect_tx", "deadlock race uninitialised", _expected()),
     *_make("wrong number of arrivals", "deadlock barrier race", _counts()),
     *_make("arrives twice", "barrier", _double()),

@@ -17,7 +17,7 @@ from tests.sample import SOAK, draws
 from tinygpu.codegen.emit import emit, statement_at
 from tinygpu.codegen.rules import barriers
 from tinygpu.codegen.run import held as module
-from tinygpu.codegen.run.agreement import computes
+from tinygpu.codegen.run.agreement import computes_as_emitted
 from tinygpu.codegen.run.held import held, instances, least_arch
 from tinygpu.devices.device import load_device
 from tinygpu.errors import ProgramError
@@ -65,10 +65,10 @@ def test_a_line_that_is_dropped_is_found(name: str) -> None:
 def test_a_barrier_that_the_emitter_loses_is_told(
     fresh: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the statements' text and both lines, by whoever asks what a term computes."""
+    """With the statements' text and both lines, by whoever emits it."""
     program = term("simt shared")
     monkeypatch.setattr(barriers, "sync", lambda *_: None)
-    found = computes(program)
+    found = computes_as_emitted(program)
     assert not found
     assert found.wrong
     assert re.search(r"at '.*(ld|st)\.shared.*' and '.*(ld|st)\.shared.*', PTX line \d+: race: ",

@@ -409,6 +409,20 @@ def _turn(run: Run, barrier: Mbarrier) -> None:
     barrier.pending = barrier.expected
     barrier.released = run.clocks.join(barrier.released, barrier.clock)
     barrier.clock = run.clocks.nothing()
+    known = barrier.released[[ORDER, LIFE]].max(0)
+    for agent, (step, pc) in barrier.passed.items():
+        if known[agent] < step:
+            name = run.name(barrier.cta // run.cluster, agent)
+            run.find(
+                "barrier",
+                f"{name} may come too late for a phase of the {barrier}: nothing says that it has "
+                "waited when the next one completes; it then sleeps for one more, or for ever",
+                pc=pc,
+                other=run.pc,
+                address=barrier.offset,
+                severity="warning",
+            )
+    barrier.passed = {}
     waiters, barrier.waiters = barrier.waiters, []
     for parity, waiter in waiters:
         if _passed(barrier, parity):
@@ -520,6 +534,7 @@ def _wait(d: Decoder, i: Instruction) -> Control:
     def wait(run: Run, group: Group) -> None:
         parities = np.broadcast_to(parity(run, group), (group.size,))
         addresses = at(run, group)
+        run.tick()
         write(run, group, np.ones(group.size, bool))  # which those who sleep find when they wake
         for barrier, there in barriers_at(run, group, addresses, "waits at", remote=remote):
             if (there.threads // run.threads_per_cta != barrier.cta).any():
@@ -527,7 +542,7 @@ def _wait(d: Decoder, i: Instruction) -> Control:
             mine = parities[np.isin(group.threads, there.threads)] & 1
             for bit in np.unique(mine).tolist():
                 here = there.where(mine == bit)
-                resume = functools.partial(_acquire, run, barrier, here, relaxed=relaxed)
+                resume = functools.partial(_acquire, run, barrier, here, run.pc, relaxed=relaxed)
                 if _passed(barrier, bit):
                     resume()
                 elif tests:
@@ -541,12 +556,14 @@ def _wait(d: Decoder, i: Instruction) -> Control:
     return Control(wait)
 
 
-def _acquire(run: Run, barrier: Mbarrier, group: Group, *, relaxed: bool) -> None:
+def _acquire(run: Run, barrier: Mbarrier, group: Group, pc: int, *, relaxed: bool) -> None:
     clock = barrier.released
+    domain, agents = run.members(group)
+    barrier.passed |= dict.fromkeys(agents, (len(run.log) - 1, pc))
     if relaxed:
         clock = clock.copy()
         clock[[ORDER, PROXIED, FENCED, SC, SEEN, FAR]] = -1
-    run.clocks.acquire(*run.members(group), clock)
+    run.clocks.acquire(domain, agents, clock)
 
 
 def _fence(d: Decoder, i: Instruction) -> Action:

@@ -191,6 +191,8 @@ class Mbarrier:
     lines: dict[int, int] = field(default_factory=dict)
     waiters: list[tuple[int, Waiter]] = field(default_factory=list)
     """Those who wait, each with the parity that the phase has to have had."""
+    passed: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """The step and the line of each agent's wait for the phase that is complete."""
 
     def __str__(self) -> str:
         return (

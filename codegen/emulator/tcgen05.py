@@ -30,7 +30,7 @@ import numpy as np
 
 from . import races
 from .barriers import arrive, at_barrier
-from .clocks import ORDER, TENSOR
+from .clocks import LIFE, ORDER, TENSOR
 from .decoder import Action, Builder, Control, Decoder, each_thread, together
 from .descriptors import NARROW, elements, matrix_at
 from .matrices import narrowed
@@ -519,11 +519,12 @@ def _commit(d: Decoder, i: Instruction) -> Action:
 
     def commit(run: Run, group: Group) -> None:
         for thread, address, chosen in each_thread(run, group, at, mask):
-            run.tick()
+            step = run.tick()
             key, channel = _queue(run, thread)
             cta, offset = place(run, thread, address - generic)
-            one = one_of(thread)
-            clock = run.clocks.snapshot(*run.members(one), -1)  # what they built on
+            domain, mine = run.members(one := one_of(thread))
+            clock = run.clocks.snapshot(domain, mine, -1)  # what they built on
+            clock[LIFE, mine] = step
             clock[ORDER, channel] = run.tensor_last.get(thread, -1)
             for there in multicast(run, cta, chosen) if mask else [cta]:
                 flat = there * run.shared_bytes + offset

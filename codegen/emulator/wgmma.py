@@ -104,8 +104,13 @@ def _mma(d: Decoder, i: Instruction) -> Control:
             product = product.reshape(4, 16, columns)
             add(run, group, results, results if accumulate else (), product, TYPES[to])
 
+        def landed(_: object) -> None:
+            run.finish(pending)
+            run.clocks.passed(*run.members(group), step)  # a product needs all four warps
+
+        step = len(run.log) - 1
         pending = run.issue(perform, ("wgmma", number))
-        run.keep("wgmma", group, channel, lambda _: run.finish(pending), registers)
+        run.keep("wgmma", group, channel, landed, registers)
 
     return _each(mma)
 

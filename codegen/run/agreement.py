@@ -37,7 +37,7 @@ from tinygpu.meaning.tolerance import ratio_of
 from tinygpu.term.plan import Term, steps_of
 from tinygpu.term.program import Do, Program, walk
 
-__all__ = ["check", "computes", "differences", "require_computes"]
+__all__ = ["check", "computes", "computes_as_emitted", "differences", "require_computes"]
 
 _SCALAR = 0.5
 _SPECIAL = (0.0, -0.0, 1.0, -1.0, 2.0**-6, -(2.0**-6), 240.0, -240.0)  # numbers of every type
@@ -74,22 +74,25 @@ def computes(term: Term, sizes: Mapping[str, int] | None = None, draws: int = 2)
         if differs:
             return replace(found, finding=differs[0])
         found = replace(found, unproved=why or found.unproved)
-    if found.illegal:
-        return found
-    from tinygpu.codegen.run.held import held
-
-    kept = held(term)
-    if kept.finding is not None:
-        return replace(found, asked=(*found.asked, kept.asked[-1]), finding=kept.finding)
     return found
 
 
-def require_computes(term: Term) -> Meaning:
-    """Return what ``computes`` found of a legal term.
+def computes_as_emitted(term: Term) -> Meaning:
+    """Return what ``computes`` found, or the order of the term that its PTX lacks (``held``)."""
+    from tinygpu.codegen.run.held import held
 
-    Raises IllegalScheduleError if it does not compute its operation.
-    """
     found = computes(term)
+    if found.wrong or (kept := held(term)).finding is None:
+        return found
+    return replace(found, asked=(*found.asked, kept.asked[-1]), finding=kept.finding)
+
+
+def require_computes(term: Term) -> Meaning:
+    """Return what ``computes_as_emitted`` found of a legal term.
+
+    Raises IllegalScheduleError if it does not compute its operation, or its PTX does not.
+    """
+    found = computes_as_emitted(term)
     if found.wrong:
         raise IllegalScheduleError(
             f"computes: {term.name} {found}; let the term compute {term.operation}"

@@ -119,12 +119,14 @@ def _told(term: Term, arch: str, ran: tuple[Mapping[str, int], ...], fault: Faul
 
 
 def orders_of(term: Term, sizes: Mapping[str, int], text: str) -> tuple[Fault, ...]:
-    """Return the faults of a PTX text of a term, of warnings those of a fence that is missing.
+    """Return the faults of a PTX text of a term.
 
-    Raises ProgramError for PTX that is not run.
+    Of warnings those of a fence that is missing, and of a wait that may come too late.  Raises
+    ProgramError for PTX that is not run.
     """
     found = interpret(term, sizes, arch=least_arch(term), text=text, clusters=1).findings
-    return tuple(fault for fault in found if fault.severity == "error" or fault.kind == "proxy")
+    told = ("proxy", "barrier")
+    return tuple(one for one in found if one.severity == "error" or one.kind in told)
 
 
 def instances(term: Term) -> tuple[dict[str, int], ...]:

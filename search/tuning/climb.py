@@ -427,17 +427,21 @@ class _Climb:
 
 
 def _meanings(programs: Mapping[Schedule, Term], until: Deadline) -> dict[Schedule, Meaning]:
-    """Return what terms compute at small sizes; none is begun that may end after the deadline."""
-    from tinygpu.codegen.run.agreement import computes
+    """Return what terms compute at small sizes, and then as they are emitted.
+
+    None is begun that may end after the deadline.
+    """
+    from tinygpu.codegen.run.agreement import computes, computes_as_emitted
 
     found: dict[Schedule, Meaning] = {}
-    longest = 0.0
-    for schedule, program in programs.items():
-        if until.passed() or until.left() < longest:
-            break
-        began = until.clock()
-        found[schedule] = computes(program)
-        longest = max(longest, until.clock() - began)
+    for ask in (computes, computes_as_emitted):
+        longest = 0.0
+        for schedule, program in programs.items():
+            if until.passed() or until.left() < longest:
+                break
+            began = until.clock()
+            found[schedule] = ask(program)
+            longest = max(longest, until.clock() - began)
     return found
 
 

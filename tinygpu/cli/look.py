@@ -168,7 +168,7 @@ def check(
     one whose PTX, run at a small instance, does not keep its order.
     Status 3: it is legal, and there is no certificate, which was asked for.
     """
-    from tinygpu.codegen.run.agreement import computes
+    from tinygpu.codegen.run.agreement import computes_as_emitted
     from tinygpu.codegen.run.held import held
     from tinygpu.legality.laws import Violation, check_schedule
 
@@ -179,7 +179,7 @@ def check(
     if not broken:
         program = given.schedule.term(given.machine, given.problem.operation)
         with working("executing small instances"):
-            found = computes(program)
+            found = computes_as_emitted(program)
         if not found.wrong:
             proof, meaning, code = proof_text(program), str(found), str(held(program))
         else:
