@@ -23,7 +23,7 @@ from tinygpu.term.operation import Operation, grouped_matmul, matmul
 from tinygpu.term.operation import attention as attends
 from tinygpu.term.program import Program
 
-__all__ = ["POINTS", "Dropped", "dropped", "lines_dropped", "term"]
+__all__ = ["POINTS", "Dropped", "changes", "dropped", "lines_dropped", "term"]
 
 _NT = matmul("bf16", layout="nt")
 _NARROW = {"tile_n": 128, "store_n": 64}
@@ -100,12 +100,17 @@ def term(name: str) -> Program:
     return MACHINES[machine].program(operation, Chosen(dict(point)))
 
 
+def changes(program: Program) -> list[tuple[str, Program]]:
+    """Return a term with each order dropped or moved, and how."""
+    every = (*async_mutants.mutants(program), *async_mutants.moved(program))
+    return [change for change in every if _MOVED.match(change[0])]
+
+
 def dropped(program: Program, every: int = 1, first: int = 0) -> Iterator[Dropped]:
     """Yield one of ``every`` so many texts that lack an order of a term."""
     arch, at = least_arch(program), instances(program)
-    changed = (*async_mutants.mutants(program), *async_mutants.moved(program))
     known = {emit(program, arch, at[0], unchecked=True)}
-    for name, mutant in [m for m in changed if _MOVED.match(m[0])][first::every]:
+    for name, mutant in changes(program)[first::every]:
         try:
             text, judged = emit(mutant, arch, at[0], unchecked=True), verdict(mutant)
         except TinyGpuError:

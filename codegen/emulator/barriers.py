@@ -409,9 +409,10 @@ def _turn(run: Run, barrier: Mbarrier) -> None:
     barrier.pending = barrier.expected
     barrier.released = run.clocks.join(barrier.released, barrier.clock)
     barrier.clock = run.clocks.nothing()
-    known = barrier.released[[ORDER, LIFE]].max(0)
+    known, lanes = barrier.released[[ORDER, LIFE]].max(0), WARP // run.unit
     for agent, (step, pc) in barrier.passed.items():
-        if known[agent] < step:
+        first = 1 + (agent - 1) // lanes * lanes  # one lane of a warp speaks for all
+        if known[first : first + lanes].max() < step:
             name = run.name(barrier.cta // run.cluster, agent)
             run.find(
                 "barrier",
