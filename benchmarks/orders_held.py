@@ -61,6 +61,7 @@ def summary(found: Sequence[dict[str, Any]]) -> dict[str, int]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
+    """Change, run and count; write the file."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--each", type=int, default=10, help="changes of a point")
     parser.add_argument("--jobs", type=int, default=cores())
@@ -73,7 +74,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             found += one.result()
             print(f"{asked[one]}: {summary(one.result())}", flush=True)
     found.sort(key=lambda row: (list(POINTS).index(row["point"]), row["change"]))
-    tree = {"run": provenance(f"python -m benchmarks.orders_held --each {given.each}"), "summary": summary(found), "rows": found}
+    run = provenance(f"python -m benchmarks.orders_held --each {given.each}")
+    tree = {"run": run, "summary": summary(found), "rows": found}
     print(write_tree(given.out, tree), summary(found))
 
 
