@@ -28,7 +28,7 @@ __all__ = ["main", "rows", "summary"]
 def rows(point: str, each: int) -> list[dict[str, Any]]:
     """Return what was found of a point's changes."""
     program = term(point)
-    every = -(-len(changes(program)) // each)
+    every = max(1, -(-len(changes(program)) // each))
     return [
         {
             "point": point,
