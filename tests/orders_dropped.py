@@ -101,9 +101,14 @@ def term(name: str) -> Program:
 
 
 def changes(program: Program) -> list[tuple[str, Program]]:
-    """Return a term with each order dropped or moved, and how."""
+    """Return a term with each order dropped or moved, and how.
+
+    An arrival at a barrier of one stage, told as one of another phase, is the same in PTX.
+    """
     every = (*async_mutants.mutants(program), *async_mutants.moved(program))
-    return [change for change in every if _MOVED.match(change[0])]
+    same = "|".join(b.name for b in program.barriers if b.stages == 1)
+    phases = re.compile(rf"(sooner|later|phase.) arrive ({same})@" if same else "(?!)")
+    return [c for c in every if _MOVED.match(c[0]) and not phases.match(c[0])]
 
 
 def dropped(program: Program, every: int = 1, first: int = 0) -> Iterator[Dropped]:

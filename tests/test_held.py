@@ -3,6 +3,7 @@ and is not in the text is found."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -12,8 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.orders_held import summary
+from benchmarks.peers import FOLDER
 from tests.orders_dropped import POINTS, dropped, lines_dropped, term
-from tests.sample import SOAK, draws
+from tests.sample import SOAK, draws, some
 from tinygpu.codegen.emit import emit, statement_at
 from tinygpu.codegen.rules import barriers
 from tinygpu.codegen.run import held as module
@@ -25,9 +28,8 @@ from tinygpu.machines import MACHINES
 from tinygpu.space.space import Space
 from tinygpu.term.operation import Problem, matmul
 
-FEW = ("simt shared", "simt multi-stage", "ampere ring", "hopper persistent", "hopper early",
-       "hopper pingpong", "hopper groups plain", "blackwell persistent", "blackwell pair",
-       "attention fa3", "ampere_attention fa2")  # fmt: skip
+FEW = ("simt shared", "ampere plain", "hopper plain", "hopper groups plain", "blackwell small",
+       "ampere_attention few keys")  # fmt: skip
 """Points of each machine and each kind of order; at a soak all are asked."""
 
 
@@ -49,17 +51,25 @@ def test_named_points_are_held(name: str) -> None:
 def test_an_order_that_is_dropped_or_moved_is_found(name: str) -> None:
     """As the judge says of the term without it: what is needed is found, what is not is not."""
     first = sum(map(ord, name))
-    for one in dropped(term(name), every := draws(24, 8), first % every):
+    for one in dropped(term(name), every := draws(32, 8), first % every):
         assert one.judged != "legal" or not one.found, one
         assert one.judged != "illegal" or one.found or one.excused, one
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["simt shared", "simt multi-stage", "hopper persistent"])
+@pytest.mark.parametrize("name", some(["simt shared", "simt multi-stage", "hopper plain"], 2))
 def test_a_line_that_is_dropped_is_found(name: str) -> None:
-    """What the emitter adds by itself included: each one."""
-    for one in lines_dropped(term(name), draws(8, 1)):
+    """What the emitter adds by itself included: each one but the last, where all roles end."""
+    for one in [*lines_dropped(term(name), draws(6, 1))][: -1 if SOAK else None]:
         assert one[-1], one
+
+
+def test_the_recorded_run() -> None:
+    """What is needed is found in the run that is committed, and nothing else is accused."""
+    tree = json.loads((FOLDER.parent / "orders_held.json").read_text(encoding="utf-8"))
+    assert summary(tree["rows"]) == tree["summary"]
+    assert tree["summary"]["illegal"] >= 500
+    assert tree["summary"]["missed"] == tree["summary"]["accused"] == 0
 
 
 def test_a_barrier_that_the_emitter_loses_is_told(
@@ -103,7 +113,7 @@ def test_what_cannot_be_run_is_not_clean(fresh: None, monkeypatch: pytest.Monkey
 
 
 def test_lines_have_their_statements() -> None:
-    program = term("hopper cluster")
+    program = term("hopper tma store")
     arch, sizes = least_arch(program), instances(program)[0]
     lines = emit(program, arch, sizes, unchecked=True).split("\n")
     told = [statement_at(program, arch, sizes, number) for number in range(1, len(lines) + 1)]
@@ -116,7 +126,7 @@ def test_lines_have_their_statements() -> None:
                 assert bool(statement) == bool(word)
 
 
-@settings(max_examples=draws(3, 40), deadline=None)
+@settings(max_examples=draws(2, 40), deadline=None)
 @given(st.data())
 def test_legal_schedules_are_held(data: st.DataObject) -> None:
     """Drawn from the whole space."""

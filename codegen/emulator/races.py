@@ -197,8 +197,8 @@ def _unordered(
     if not bad.any():
         return None
     i = tuple(np.argwhere(bad)[0])
-    place, row = (int(np.broadcast_to(x, bad.shape)[i]) for x in (places, rows))
-    return place, row, int(left[i])
+    place, row, stamp = (int(np.broadcast_to(x, bad.shape)[i]) for x in (places, rows, left))
+    return place, row, stamp
 
 
 def _all_known(

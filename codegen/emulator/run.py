@@ -635,9 +635,9 @@ class Run:
 
     def together(self, group: Group, unit: int) -> Group | None:
         """Return the part whose units (warps or warpgroups) are complete; park the rest."""
-        threads = group.threads
-        if group.size % unit == 0 and threads[0] % unit == 0:
-            ends = threads[unit - 1 :: unit] - threads[::unit]
+        threads, first = group.threads, group.threads[::unit]
+        if group.size % unit == 0 and not (first % unit).any():
+            ends = threads[unit - 1 :: unit] - first
             if (ends == unit - 1).all():
                 return group
         units = threads // unit
