@@ -43,7 +43,7 @@ from tinygpu.term.program import Do, Program, walk
 __all__ = ["HeldCode", "held", "instances", "least_arch", "orders_of"]
 
 _FAR = 1 << 20
-_ORDERS = ("late", "early")  # of 709 changes that the judge refuses a random one finds no other
+_ORDERS = ("late", "early")  # of copies; all that is missed is found by them (orders_held.json)
 _IN_TURN, _BESIDE = 4, 2  # tiles: of two copies by turns each has two
 _APART = ("name", "operation", "buffers", "parameters", "grid", "roles", "barriers")
 """Fields of a program whose part in its order the skeleton has, or which have none."""
