@@ -2,7 +2,8 @@
 
 Axes count as digits do, the last one fastest; the last two are walked in groups of ``raster`` rows,
 down each column of the group, so that CTAs that run together share what they read.  An axis that
-is walked down counts from its end, as the tiles with most to do come first then.
+is walked down counts from its end, as the tiles with most to do come first then; in a *zigzag*
+every second group walks its columns back.
 
 >>> from tinygpu.term.operation import matmul
 >>> from tinygpu.term.machine import Chosen
@@ -30,9 +31,34 @@ def tile_of(
 ) -> dict[str, Scalar]:
     """Return the grid's variables of a linear number; ``extents`` are those of its axes."""
     found = _upwards(program, text, extents, linear)
+    if program.zigzag and len(program.grid) > 1:
+        found |= _turned(program, text, extents, found)
     down = [axis.var for axis in program.grid if axis.down]
     ends = {name: text.subtract(extents[name], 1) for name in down}
     return found | {name: text.subtract(ends[name], found[name]) for name in down}
+
+
+def _turned(
+    program: Program, text: Text, extents: Mapping[str, Scalar], found: Mapping[str, Scalar]
+) -> dict[str, Scalar]:
+    """Return the last axis's variable, counted from its end in every second group of rows."""
+    *outer, row, column = (axis.var for axis in program.grid)
+    number: Scalar = 0
+    many: Scalar = 1
+    for name in outer:
+        number = text.multiply_add(number, extents[name], found[name])
+        many = text.multiply(many, extents[name])
+    groups = text.divide(text.add(extents[row], program.raster - 1), program.raster)
+    number = text.multiply_add(number, groups, text.divide(found[row], program.raster))
+    left = text.subtract(text.subtract(text.multiply(many, groups), 1), number)
+    here = found[column]
+    back = text.subtract(text.subtract(extents[column], 1), here)
+    even = text.less(text.modulo(left, 2), 1)
+    if isinstance(even, bool):
+        return {column: here if even else back}
+    turned = text.register("u32")
+    text.emit(f"selp.b32 {turned}, {here}, {back}, {even}")
+    return {column: turned}
 
 
 def _upwards(

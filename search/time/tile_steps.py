@@ -92,7 +92,9 @@ def steps_of_tiles(program: Program, sizes: Mapping[str, int], name: str) -> Til
     values = program.tile_values
     needed = tuple((n, values[n]) for n in _needed(values, name))
     kind, found = _kinds(program, sizes, needed, program.raster)
-    tables = tuple(partial(_table, axes, raster, own) for axes, raster, own in found)
+    tables = tuple(
+        partial(_table, axes, raster, own, zigzag=program.zigzag) for axes, raster, own in found
+    )
     mean = np.array([own.mean() for _, _, own in found])[kind]
     skips = any(isinstance(s, When) and s.above_zero == name for s, _ in walk(program))
     if not kind.shape:
@@ -149,13 +151,13 @@ def _kinds(
     return np.asarray(which).reshape(shape), found
 
 
-def _table(axes: _Axes, raster: int, own: Steps) -> Steps:
+def _table(axes: _Axes, raster: int, own: Steps, *, zigzag: bool) -> Steps:
     """Return the steps of the tiles in order, of one candidate.
 
     ``axes`` of the grid: variable, extent, and whether it is walked down.  ``own``: the steps along
     the axes.
     """
-    places = _places(tuple(extent for _, extent, _ in axes), raster)
+    places = _places(tuple(extent for _, extent, _ in axes), raster, zigzag=zigzag)
     at = tuple(
         np.zeros_like(place) if own.shape[i] == 1 else extent - 1 - place if down else place
         for i, ((_, extent, down), place) in enumerate(zip(axes, places, strict=True))
@@ -165,12 +167,12 @@ def _table(axes: _Axes, raster: int, own: Steps) -> Steps:
 
 
 @lru_cache(512)
-def _places(extents: tuple[int, ...], raster: int) -> Steps:
+def _places(extents: tuple[int, ...], raster: int, *, zigzag: bool) -> Steps:
     """Return where the tiles stand along each axis, in the order in which they are taken."""
     many = int(np.prod(extents, dtype=np.int64))
     some = np.arange(0, many, -(-many // _MOST_TILES))
     places = np.array(np.unravel_index(some, extents)).reshape(len(extents), len(some))
-    return places[:, _in_order(places, raster)]
+    return places[:, _in_order(places, extents, raster, zigzag=zigzag)]
 
 
 def _each(
@@ -196,8 +198,14 @@ def _with(expression: Expression, here: Mapping[int, Any]) -> Expression:
     return expression
 
 
-def _in_order(places: Steps, raster: int) -> Steps:
+def _in_order(places: Steps, extents: tuple[int, ...], raster: int, *, zigzag: bool) -> Steps:
     """Return the tiles' numbers in the order of ``Program.raster``, of places row by row."""
     none = np.zeros((max(0, 2 - len(places)), places.shape[1]), np.int64)
     *outer, row, column = np.concatenate([none, places])
-    return np.lexsort((row, column, row // max(1, raster), *outer[::-1]))
+    *around, rows, _ = (1,) * len(none) + extents
+    group, groups = row // max(1, raster), -(-rows // max(1, raster))
+    if zigzag:
+        before = np.ravel_multi_index((*outer, group), (*around, groups))
+        left = int(np.prod(around, dtype=np.int64)) * groups - 1 - before
+        column = np.where(left % 2, -column, column)
+    return np.lexsort((row, column, group, *outer[::-1]))

@@ -144,7 +144,7 @@ FIELDS: Mapping[str, Mapping[str, str]] = {
         "zeroed": _VALUE, "addressing": "how an address is computed", "guards": _VALUE,
         "ctas_per_sm": "a limit of registers", "at_most": _VALUE, "barriers": _ORDER,
         "cluster": _ORDER, "persistent": _ORDER, "early": "the launch, before the first statement",
-        "snake": _LAUNCH,
+        "snake": _LAUNCH, "zigzag": _LAUNCH,
     },
     "Role": {
         "name": _ORDER, "threads": _ORDER, "body": _ORDER, "copies": _ORDER, "copy": _ORDER,

@@ -231,8 +231,10 @@ class Attention(FlashAttention):
         "straight",
         "longest",
         "snake",
+        "zigzag",
         structural=True,
-        meaning="queries that come first; snake: last ones of all heads, visits back and forth",
+        meaning="queries that come first; snake: last ones of all heads, visits back and forth; "
+        "zigzag: last ones of some heads, first ones of the next",
     )
     together = Choice("kv heads", "group", structural=True, meaning="heads that are neighbours")
     raster = Choice(1, 2, 4, 8, 16, 32, meaning="neighbours visited together")
@@ -363,11 +365,14 @@ class Attention(FlashAttention):
             ),
             Requirement(
                 "back_and_forth",
-                d.order != "snake"
-                or (operation.mask is not None and (d.persistent == 1) & (d.raster == 1)),
-                "CTAs that stay go back and forth over tiles of unequal length, all heads of a "
-                "block of queries after another",
-                "choose a mask, persistent 1 and raster 1, or order longest",
+                d.order not in ("snake", "zigzag")
+                or (
+                    operation.mask is not None
+                    and (d.persistent == 1) & (d.raster == 1 if d.order == "snake" else True)
+                ),
+                "CTAs that stay go back and forth over tiles of unequal length; in a snake all "
+                "heads of a block of queries after another",
+                "choose a mask, persistent 1 and for a snake raster 1, or order longest",
             ),
         )
 
@@ -393,7 +398,10 @@ class Attention(FlashAttention):
         """Let a producer fill the rings; let consumers multiply twice a block, and store."""
         q, keys, values = k.inputs
         snake = self.order == "snake"
-        k.launch(persistent=self.persistent, early=self.early, raster=self.raster, snake=snake)
+        k.launch(
+            persistent=self.persistent, early=self.early, raster=self.raster, snake=snake,
+            zigzag=self.order == "zigzag",
+        )  # fmt: skip
         heads = "bl", *(("bg", "bh") if self.together == "kv heads" else ("bh", "bg"))
         k.grid(*(("bm", *heads) if snake else (*heads, "bm")))
         if self.order != "straight":
@@ -798,6 +806,8 @@ _HELD_PAIR = {**_HELD, "cluster_m": 2}
 _COMPILED = {**_FA3, "settle": "early"}
 _EARLY = {**_LONGEST, "rescale": "before", "settle": "early"}
 _EARLY_HELD = {**_EARLY, "queries": "registers"}
+_ZIGZAG = {**_EARLY_HELD, "order": "zigzag", "raster": 4}
+_ONE_HELD = {**_EARLY_HELD, "persistent": 0, "raster": 4}
 _EARLY_PAIR = {**_EARLY, "cluster_m": 2}
 _DECODE = {
     **_SKEWED, "consumers": 1, "stages_k": 3, "stages_v": 2, "persistent": 0, "split_kv": 2,
@@ -827,6 +837,8 @@ STARTS: Mapping[str, Mapping[str, Value]] = {
     "early": _EARLY,
     "early, queries in registers": _EARLY_HELD,
     "early, pair multicast": _EARLY_PAIR,
+    "zigzag": _ZIGZAG,
+    "one tile each, queries in registers": _ONE_HELD,
     "weights through memory": _MEMORY,
     "decode": _DECODE,
     "decode, 8 queries": _DRAFT,

@@ -47,7 +47,7 @@ from tinygpu.meaning.execution import folded, is_tile, is_warps
 from tinygpu.meaning.interpret import unwritten
 from tinygpu.meaning.race import Finding, GlobalArray, Integers, Kind
 from tinygpu.meaning.touched import Touched, Toucher, compared, coordinates, extent
-from tinygpu.meaning.turns import downs, raster_of
+from tinygpu.meaning.turns import tiles_of
 from tinygpu.term.digits import depth_modes, held_factor, spans, together
 from tinygpu.term.program import (
     Access,
@@ -164,7 +164,7 @@ class _Grid:
 def _grid_of(program: Program, sizes: Mapping[str, int]) -> _Grid:
     """Launch every CTA; of a persistent term so few that each has two tiles or more, if it can."""
     extents = program.grid_extents(sizes)
-    tiles = raster_of(extents, int(program.raster), downs(program))
+    tiles = tiles_of(program, sizes)
     steps = [int(s.step) for s, _ in walk(program) if isinstance(s, ForTile)]
     persistent = bool(program.persistent)
     clusters = max(1, len(tiles) // (2 * max(steps, default=1))) if persistent else len(tiles)

@@ -28,7 +28,8 @@ from tinygpu.meaning.race import Finding, Integers
 from tinygpu.meaning.transfers import arrive, released, start
 from tinygpu.term.program import Arrive, Commit, Do, Exit, Fence, Program, Sync, Wait, WaitGroup
 
-__all__ = ["STRATEGIES", "Strategy", "Turns", "downs", "raster_of", "run_grid", "taken"]
+__all__ = ["STRATEGIES", "Strategy", "Turns", "raster_of", "run_grid", "taken",
+           "tiles_of"]  # fmt: skip
 
 Strategy = Literal["starve", "others", "leaders", "any"]
 STRATEGIES: tuple[Strategy, ...] = ("starve", "others", "leaders", "any")
@@ -41,7 +42,7 @@ def run_grid(run: Run, seed: int) -> None:
     """Run every cluster of the grid, in random order; stop at a deadlock."""
     program = run.program
     sizes = {a: run.values[a] for a in program.operation.axes}
-    tiles = raster_of(program.grid_extents(sizes), int(program.raster), downs(program))
+    tiles = tiles_of(program, sizes)
     clusters = len(tiles)
     if program.persistent:
         clusters = min(clusters, 1 + seed % _MOST_CLUSTERS)
@@ -53,9 +54,10 @@ def run_grid(run: Run, seed: int) -> None:
             return
 
 
-def downs(program: Program) -> tuple[bool, ...]:
-    """Return which axes of the grid are walked from their end."""
-    return tuple(axis.down for axis in program.grid)
+def tiles_of(program: Program, sizes: Mapping[str, int]) -> Tiles:
+    """Return the places of a program's grid in the order in which it is walked."""
+    down = tuple(axis.down for axis in program.grid)
+    return raster_of(program.grid_extents(sizes), int(program.raster), down, zigzag=program.zigzag)
 
 
 def taken(tiles: Tiles, number: int, clusters: int, *, snake: bool) -> Tiles:
@@ -72,17 +74,23 @@ def taken(tiles: Tiles, number: int, clusters: int, *, snake: bool) -> Tiles:
     return found
 
 
-def raster_of(extents: tuple[int, ...], raster: int, down: tuple[bool, ...] = ()) -> Tiles:
-    """Return the grid's places in the order in which it is walked."""
+def raster_of(
+    extents: tuple[int, ...], raster: int, down: tuple[bool, ...] = (), *, zigzag: bool = False
+) -> Tiles:
+    """Return the grid's places in the order in which it is walked.
+
+    >>> raster_of((3, 2), 1, zigzag=True)
+    [(0, 0), (0, 1), (1, 1), (1, 0), (2, 0), (2, 1)]
+    """
     down = down or (False,) * len(extents)
     *outer, rows, columns = (1,) * (2 - len(extents)) + extents
-    inner = [
-        (row, column)
-        for first in range(0, rows, raster)
-        for column in range(columns)
+    groups = list(product(*(range(n) for n in outer), range(0, rows, raster)))
+    places = [
+        (*o, row, column)
+        for left, (*o, first) in zip(reversed(range(len(groups))), groups, strict=True)
+        for column in range(columns)[:: -1 if zigzag and left % 2 else 1]
         for row in range(first, min(first + raster, rows))
     ]
-    places = [(*o, *i) for o in product(*(range(n) for n in outer)) for i in inner]
     if not extents:
         return [()]
     ends = [n - 1 if back else 0 for n, back in zip(extents, down, strict=True)]

@@ -30,7 +30,8 @@ KNOWN: Mapping[str, frozenset[str]] = {
     kind: frozenset(names.split())
     for kind, names in {
         "Program": "name operation buffers parameters grid roles raster specialised zeroed "
-        "addressing guards ctas_per_sm at_most barriers cluster persistent early snake",
+        "addressing guards ctas_per_sm at_most barriers cluster persistent early snake "
+        "zigzag",
         "Role": "name threads body copies copy registers",
         "Axis": "var extent down",
         "Buffer": "name level dtype shape stride stages stage_elements swizzle copies home",

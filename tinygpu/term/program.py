@@ -167,6 +167,8 @@ class Program:
     CTAs there are along each; the grid then counts clusters.  ``persistent``: as many clusters as
     fit the device are launched, and share the tiles (``ForTile``); else one for each tile.
     ``snake``: a cluster's every second tile is counted from the other end of its round.
+    ``zigzag``: the last axis is walked back in every second group, so counted that the last group
+    is not: tiles in turn differ little then, also from one group to the next.
     ``early``: it may start while the kernel before it ends, and waits for that one's results
     before it reads or writes any (programmatic dependent launch, law ``early``).  Its wait is for
     the kernel before it alone.  So that one has to wait itself before it lets dependents start, as
@@ -192,6 +194,7 @@ class Program:
     persistent: bool = False
     early: bool = False
     snake: bool = False
+    zigzag: bool = False
 
     def __post_init__(self) -> None:
         self._distinct()
@@ -570,6 +573,7 @@ class Program:
         lines += [f"  {name} = {expression}" for name, expression in self.parameters]
         axes = " x ".join(map(str, self.grid))
         how = ", persistent" * bool(self.persistent) + ", snake" * self.snake
+        how += ", zigzag" * self.zigzag
         how += ", early" * bool(self.early)
         lines.append(f"  grid {axes}, raster {number_text(self.raster)}{how}")
         if self.cluster:

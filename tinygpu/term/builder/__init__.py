@@ -89,13 +89,14 @@ class Kernel(TensorInstructions, Synchronisation):
 
     def launch(
         self, *, persistent: Number = 0, raster: Number = 1, ctas_per_sm: Number = 1,
-        early: Number = 0, snake: bool = False, specialised: Number = 0,
+        early: Number = 0, snake: bool = False, zigzag: bool = False, specialised: Number = 0,
         addressing: Number = "pointer", guards: Number = "each",
     ) -> None:  # fmt: skip
         """Say how the kernel is launched; see ``tinygpu.term.program.Program``."""
         self._options = {
             "persistent": persistent, "raster": raster, "ctas_per_sm": ctas_per_sm, "early": early,
-            "snake": snake, "specialised": specialised, "addressing": addressing, "guards": guards,
+            "snake": snake, "zigzag": zigzag, "specialised": specialised,
+            "addressing": addressing, "guards": guards,
         }  # fmt: skip
 
     def program(self) -> Program:
