@@ -437,7 +437,7 @@ def test_time_goes_by_the_ends() -> None:
     dense_time = cost(plain, {a: sizes[a] for a in "mnk"}, H100).seconds
     assert dense_time <= even.seconds < skewed.seconds < 2 * dense_time
     assert share_of_tiles(program, sizes, "trips") == 128 / (128 + 16)
-    assert set(steps_of_tiles(program, sizes, "trips").busiest(0, 16)) == {32}
+    assert set(steps_of_tiles(program, sizes, "trips", ()).busiest(0, 16)) == {32}
 
 
 def test_a_space_has_the_groups_laws() -> None:

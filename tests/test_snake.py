@@ -1,7 +1,9 @@
-"""Tiles back and forth: every second visit of a CTA counts its round from the other end."""
+"""Tiles back and forth: in a snake every second visit of a CTA counts its round from the other end,
+in a zigzag every second group of heads has its blocks in the other order."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -12,6 +14,8 @@ from hypothesis import strategies as st
 
 from tests.ptx_runs import parsed
 from tinygpu.codegen.emit import emit
+from tinygpu.codegen.kernel.ptx import Text
+from tinygpu.codegen.kernel.raster import tile_of
 from tinygpu.codegen.run.interpretation import execute, unwritten_outputs
 from tinygpu.devices.device import load_device
 from tinygpu.isa.memory import DTYPES
@@ -21,8 +25,9 @@ from tinygpu.machines import MACHINES
 from tinygpu.machines.attention import STARTS, Attention
 from tinygpu.meaning.identity import computes
 from tinygpu.meaning.interpret import interpret
-from tinygpu.meaning.turns import taken
-from tinygpu.search.time.tile_steps import busiest
+from tinygpu.meaning.turns import raster_of, taken
+from tinygpu.search.time.cost import cost
+from tinygpu.search.time.tile_steps import _places, busiest, steps_of_tiles
 from tinygpu.smt import z3_module
 from tinygpu.term.machine import Chosen, Value
 from tinygpu.term.operation import Problem, attention
@@ -44,9 +49,9 @@ def sizes(m: int, n: int, **others: int) -> dict[str, int]:
     return {"l": 1, "h": 1, "g": 1, "m": m, "n": n, "d": 64, "e": 64, **others}
 
 
-def right(text: str, here: dict[str, int], clusters: int) -> bool:
+def right(text: str, here: dict[str, int], clusters: int, point: str = "snake") -> bool:
     """Whether code gives the operation, on so many CTAs."""
-    program, random = term(), np.random.default_rng(0)
+    program, random = term(point=point), np.random.default_rng(0)
     shapes = program.operation.shapes(here)
     arrays = {
         o.name: DTYPES[o.dtype].round(random.standard_normal(shapes[o.name]))
@@ -105,6 +110,35 @@ def test_each_tile_is_taken_once(many: int, clusters: int, snake: bool) -> None:
             assert n % clusters == (clusters - 1 - c if snake and turn % 2 else c)
 
 
+EXTENTS = st.lists(st.integers(1, 5), min_size=1, max_size=4)
+
+
+@given(EXTENTS, st.integers(1, 6))
+def test_a_zigzag_turns_every_second_group_but_the_last(extents: list[int], raster: int) -> None:
+    """Groups and rows in them are those of the raster; time has the order of the meaning."""
+    here = tuple(extents)
+    straight, turned = raster_of(here, raster), raster_of(here, raster, zigzag=True)
+    assert sorted(turned) == sorted(straight)
+    assert turned == list(map(tuple, _places(here, raster, zigzag=True).T.tolist()))
+    of = [(*p[:-2], p[-2] // raster) if len(p) > 1 else () for p in straight]
+    groups = list(dict.fromkeys(of))
+    for left, group in enumerate(reversed(groups)):
+        columns = [p[-1] for p, g in zip(turned, of, strict=True) if g == group]
+        assert columns == sorted(columns, reverse=bool(left % 2))
+
+
+@given(st.data(), st.integers(1, 4))
+def test_code_finds_the_tile_of_a_zigzag(data: st.DataObject, raster: int) -> None:
+    """Of numbers that are known, and of those that are registers by the emulator below."""
+    extents = dict(zip(("bl", "bg", "bh", "bm"), data.draw(st.tuples(*[st.integers(1, 4)] * 4)),
+                       strict=True))  # fmt: skip
+    program = replace(term(point="zigzag"), raster=raster)
+    down = tuple(axis.down for axis in program.grid)
+    tiles = raster_of(tuple(extents.values()), raster, down, zigzag=True)
+    number = data.draw(st.integers(0, len(tiles) - 1))
+    assert tuple(tile_of(program, Text(), extents, number).values()) == tiles[number]
+
+
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=40), st.integers(1, 12))
 def test_time_follows_a_cluster_of_the_interpreter(steps: list[int], at_once: int) -> None:
     """The busiest is one of those that the meaning knows, and none has more."""
@@ -124,6 +158,26 @@ def test_loads_that_fall_are_balanced() -> None:
     assert sum(busiest(steps, 132)) > 1.05 * mean
 
 
+def test_ctas_that_stay_come_apart() -> None:
+    """Of 128 heads, 32 blocks each: 4 heads after another are done by 132 CTAs at a time, in turn
+    a third of all heads; L2 that holds all of them loses nothing."""
+    program = Attention().program(attention(mask="causal"), Chosen(STARTS["longest first"]))
+    here = {"l": 8, "h": 16, "g": 1, "m": 4096, "n": 4096, "d": 128, "e": 128}
+
+    def lost(held: float, *, stays: int = 1, **changes: Any) -> float:
+        own = steps_of_tiles(replace(program, **changes), here, "trips", {"bl", "bh"})
+        return float(own.apart(held)(stays, 132, 0))
+
+    assert lost(8, raster=4) > 4
+    assert 1.1 < lost(8, raster=16) < 1.5
+    assert lost(8, raster=4, zigzag=True) < 1.1
+    assert lost(128, raster=4) == lost(8, stays=0, raster=4) == 1
+    seconds = [
+        float(cost(replace(program, raster=4, zigzag=z), here, DEVICE).seconds) for z in (0, 1)
+    ]
+    assert seconds[1] < 0.95 * seconds[0]
+
+
 # The machine
 
 
@@ -133,13 +187,15 @@ def test_the_term_says_it() -> None:
     assert " down x bl" in text
     assert "persistent, snake" in text
     assert "snake" not in str(term("causal", "longest first"))
+    assert "persistent, zigzag" in str(term(point="zigzag"))
 
 
 @pytest.mark.parametrize("mask", ["causal", "window:100:30"])
-def test_it_is_legal_and_computes_its_operation(mask: str) -> None:
-    found = verdict(term(mask))
+@pytest.mark.parametrize("point", ["snake", "zigzag"])
+def test_it_is_legal_and_computes_its_operation(mask: str, point: str) -> None:
+    found = verdict(term(mask, point))
     assert found.legal, str(found)
-    meant = computes(term(mask), sizes(200, 200, h=3, d=16, e=8))
+    meant = computes(term(mask, point), sizes(200, 200, h=3, d=16, e=8))
     assert meant, str(meant)
 
 
@@ -148,6 +204,12 @@ def test_it_is_legal_and_computes_its_operation(mask: str) -> None:
 def test_its_code_is_right(m: int, n: int, clusters: int) -> None:
     """Rounds that are whole and rounds that are not, tiles without keys."""
     assert right(emit(term()), sizes(m, n, h=3), clusters)
+
+
+@pytest.mark.parametrize(("m", "here"), [(200, {"l": 2, "h": 5}), (1, {"h": 3}), (130, {"l": 3})])
+def test_a_zigzags_code_is_right(m: int, here: dict[str, int]) -> None:
+    """Groups that are whole and groups that are not."""
+    assert right(emit(term(point="zigzag")), sizes(m, m, **here), 2, "zigzag")
 
 
 def test_code_that_goes_back_otherwise_is_wrong() -> None:

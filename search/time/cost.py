@@ -183,7 +183,7 @@ def features(
         return Features(found, launch)
     stages = max((barrier.stages for barrier in program.barriers), key=np.max)
     if found[0].steps in program.tile_values:
-        own = steps_of_tiles(program, sizes, found[0].steps)
+        own = steps_of_tiles(program, sizes, found[0].steps, launch.shared_axes())
         return Features(found, launch, own.mean, stages, own)
     return Features(found, launch, program.parameter_values(sizes)[found[0].steps], stages)
 
@@ -231,7 +231,10 @@ class Placed:
             _asked([a.before for a in f.agents]),
         )
         asked = tiles * launch.cluster * (f.steps * of_step + of_tile)
-        missed = np.minimum(from_dram / asked, 1.0)
+        apart: Numbers = 1.0
+        if f.own and "dram" not in launch.without:
+            apart = applied(f.own.apart(launch.held()), launch.persistent, at_once, f.own.kind)
+        missed = np.minimum(from_dram * apart / asked, 1.0)
         flying = f.stages * of_step * np.minimum(tiles, at_once) * launch.cluster
         needed = FITTED["dram_seconds"] * device.dram_bytes_per_second
         short = needed / (flying * missed)
@@ -245,7 +248,7 @@ class Placed:
         return Placed(
             tuple(_with_loads(agent, per_byte, latency) for agent in f.agents),
             tiles, waves, share, select(stays, waves, 1.0),
-            asked, from_dram, stored, slow, at_once,
+            asked, from_dram, stored, slow * apart, at_once,
         )  # fmt: skip
 
 

@@ -239,6 +239,22 @@ class GridLaunch:
             total = total + operand.bytes * again
         return total
 
+    def shared_axes(self) -> frozenset[str]:
+        """Return the axes of the grid that index what the steps of a tile read."""
+        read = (o for o in self.operands if o.looped and o.name not in self.outputs)
+        return frozenset[str]().union(*(o.axes for o in read))
+
+    def held(self) -> float:
+        """Return how many of the parts that tiles read in their steps L2 has room for."""
+        shared = self.shared_axes()
+        parts = reduce(
+            lambda a, b: a * b,
+            (n for a, n in zip(self.axes, self.extents, strict=True) if a in shared),
+            1.0,
+        )
+        each = sum(o.bytes for o in self.operands) / float(np.min(parts))
+        return float(FITTED["l2_share"] * self.device.l2_bytes / each)
+
     def dram_bytes(
         self, resident: Numbers, walked: Numbers | None = None
     ) -> tuple[Numbers, Numbers]:

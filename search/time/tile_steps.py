@@ -7,6 +7,9 @@ taken together), so clusters have different work; the *busiest* has the most ste
 among those of as many steps the most tiles.  The recursion follows its tiles, each with its steps.
 So the time is the makespan, as far as a CTA with more steps takes longer.
 
+CTAs that stay come *apart*: who has had long tiles is behind.  Tiles that read the same (heads of
+attention) are then done at different times, and L2 has to hold what all that are under way read.
+
 Over a space the steps depend on few decisions: there is a table for each *kind* of their values.
 
 >>> busiest(np.array([1, 2, 3, 4, 5]), 2)
@@ -19,7 +22,7 @@ Source: ``docs/model.md``, section "Time".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
@@ -35,6 +38,7 @@ __all__ = ["TileSteps", "busiest", "share_of_tiles", "steps_of_tiles"]
 Numbers = Any
 Steps = NDArray[np.int64]
 _MOST_TILES = 1 << 16
+_SAMPLES = 32
 _Axes = tuple[tuple[str, int, bool], ...]
 
 
@@ -43,10 +47,12 @@ class TileSteps:
     """What gives the steps of the tiles, as they are taken in order, of each kind of candidate.
 
     ``kind`` and ``mean`` are numbers, or arrays over a space; ``snake`` is the program's.
-    ``skips``: tiles without a step do nothing else, so that they are left out.
+    ``skips``: tiles without a step do nothing else, so that they are left out.  ``inputs`` give the
+    number of what each tile's steps read: equal for tiles that share it.
     """
 
     tables: tuple[Callable[[], Steps], ...]
+    inputs: tuple[Callable[[], Steps], ...]
     kind: Numbers
     mean: Numbers
     snake: bool = False
@@ -61,16 +67,66 @@ class TileSteps:
         taken = busiest(self.tables[kind](), at_once, snake=self.snake)
         return tuple(filter(None, taken)) or (0,) if self.skips else taken
 
+    def apart(self, held: float) -> Callable[..., NDArray[np.float64]]:
+        """Return how many times as much comes from DRAM as if CTAs stayed together.
 
-def busiest(steps: Steps, at_once: int, *, snake: bool = False) -> tuple[int, ...]:
-    """Return the steps of the tiles of the cluster that has the most, if so many run at once."""
-    width = max(1, min(at_once, len(steps)))
-    many = -(-len(steps) // width)
-    each = np.full((many, width), -1, np.int64)  # -1: no tile
+        It is a function of whether clusters stay, of how many are at once, and of kinds,
+        elementwise.  ``held`` is how many inputs L2 has room for.
+        """
+
+        def of(stays: Numbers, at_once: Numbers, kind: Numbers) -> NDArray[np.float64]:
+            rows = np.stack(np.broadcast_arrays(stays, at_once, kind), axis=-1).astype(np.int64)
+            each, which = np.unique(rows.reshape(-1, 3), axis=0, return_inverse=True)
+            found = [1.0 if not s else self._apart(k, many, held) for s, many, k in each.tolist()]
+            return np.array(found)[which].reshape(rows.shape[:-1])
+
+        return of
+
+    def _apart(self, kind: int, at_once: int, held: float) -> float:
+        together, far = _under_way(self.tables[kind], self.inputs[kind], at_once, snake=self.snake)
+        lost = min(max(1 - held / far, 0.0), 1.0)
+        return 1 + lost * (max(far / together, 1.0) - 1)
+
+
+@lru_cache(512)
+def _under_way(
+    steps: Callable[[], Steps], inputs: Callable[[], Steps], at_once: int, *, snake: bool
+) -> tuple[float, float]:
+    """Return of how many inputs tiles are under way, in the mean over the launch.
+
+    First where tiles begin in turn, as CTAs get free; then where each CTA has every n-th.
+    """
+    read, width = inputs(), max(1, min(at_once, len(inputs())))
+    apart = in_rounds(steps() + 1, width, snake=snake)
+    reads = in_rounds(read, width, snake=snake)
+    ends = np.where(apart > 0, apart, 0).cumsum(0)
+    times = np.linspace(0, ends[-1].min(), _SAMPLES, endpoint=False)
+    mean = [0.0, 0.0]
+    for number, time in enumerate(times.tolist()):
+        first = number * (len(read) - width) // _SAMPLES
+        now = reads[(ends <= time).sum(0), np.arange(width)]
+        for i, here in enumerate((read[first : first + width], now)):
+            mean[i] += len(np.unique(here)) / _SAMPLES
+    return mean[0], mean[1]
+
+
+def in_rounds(steps: Steps, width: int, *, snake: bool = False) -> Steps:
+    """Return the tiles of so many clusters, a column each; -1: no tile.
+
+    >>> in_rounds(np.arange(5), 3, snake=True).tolist()
+    [[0, 1, 2], [-1, 4, 3]]
+    """
+    each = np.full((-(-len(steps) // width), width), -1, np.int64)
     each.reshape(-1)[: len(steps)] = steps
     if snake:
         each[1::2] = each[1::2, ::-1]
-    there = each >= 0
+    return each
+
+
+def busiest(steps: Steps, at_once: int, *, snake: bool = False) -> tuple[int, ...]:
+    """Return the steps of the tiles of the cluster that has the most, if so many run at once."""
+    each = in_rounds(steps, max(1, min(at_once, len(steps))), snake=snake)
+    many, there = len(each), each >= 0
     first = int((np.where(there, each, 0).sum(0) * (many + 1) + there.sum(0)).argmax())
     return tuple(each[there[:, first], first].tolist())
 
@@ -84,10 +140,13 @@ def share_of_tiles(program: Program, sizes: Mapping[str, int], name: str) -> Num
     return mean if kind.shape else float(mean)
 
 
-def steps_of_tiles(program: Program, sizes: Mapping[str, int], name: str) -> TileSteps:
+def steps_of_tiles(
+    program: Program, sizes: Mapping[str, int], name: str, indexed: Container[str]
+) -> TileSteps:
     """Return the steps of a program whose loops run to the tile value of this name.
 
-    Of more than 65,536 tiles so many are followed, evenly spread.
+    What the steps read is ``indexed`` by these axes of the grid.  Of more than 65,536 tiles so many
+    are followed, evenly spread.
     """
     values = program.tile_values
     needed = tuple((n, values[n]) for n in _needed(values, name))
@@ -95,11 +154,15 @@ def steps_of_tiles(program: Program, sizes: Mapping[str, int], name: str) -> Til
     tables = tuple(
         partial(_table, axes, raster, own, zigzag=program.zigzag) for axes, raster, own in found
     )
+    inputs = tuple(
+        partial(_inputs, tuple((n, a in indexed) for a, n, _ in axes), raster, program.zigzag)
+        for axes, raster, _ in found
+    )
     mean = np.array([own.mean() for _, _, own in found])[kind]
     skips = any(isinstance(s, When) and s.above_zero == name for s, _ in walk(program))
     if not kind.shape:
-        return TileSteps(tables, int(kind), float(mean), program.snake, skips)
-    return TileSteps(tables, kind, mean, program.snake, skips)
+        return TileSteps(tables, inputs, int(kind), float(mean), program.snake, skips)
+    return TileSteps(tables, inputs, kind, mean, program.snake, skips)
 
 
 def _needed(values: Mapping[str, Expression], name: str) -> list[str]:
@@ -164,6 +227,15 @@ def _table(axes: _Axes, raster: int, own: Steps, *, zigzag: bool) -> Steps:
     )
     found: Steps = own[at]
     return found
+
+
+def _inputs(axes: tuple[tuple[int, bool], ...], raster: int, zigzag: bool) -> Steps:
+    """Return the number of what each tile reads, of axes' extents, and whether they index it."""
+    places = _places(tuple(extent for extent, _ in axes), raster, zigzag=zigzag)
+    number = np.zeros(places.shape[1], np.int64)
+    for (extent, indexes), place in zip(axes, places, strict=True):
+        number = number * extent + place if indexes else number
+    return number
 
 
 @lru_cache(512)
