@@ -32,6 +32,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
@@ -172,11 +173,13 @@ def _counted(racy: Mapping[Any, bool], found: Sequence[tuple[Any, Mapping[str, A
     races = {name for name, one in found if _races(one)}
     refused = {name for name, one in found if "refused" in one}
     wrong = {name for name, one in found if "wrong" in one}
+    findings = {name for name, one in found if {"error", "warning"} & {*one}}
     faulty = {name for name, is_racy in racy.items() if is_racy}
     return {
         "kernels": len(racy), "racy": len(faulty), "found": len(races & faulty),
         "recall": round(len(races & faulty) / max(1, len(faulty)), 4),
-        "false_alarms": len({n for n, one in found if one and n not in faulty | refused | wrong}),
+        "false_alarms": len(races - faulty),
+        "other_findings": len(findings - races - faulty),
         "wrong": len(wrong - faulty), "not_run": len(refused),
     }  # fmt: skip
 
@@ -193,8 +196,9 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _serve(end: Connection, order: str) -> None:
-    while True:
-        end.send(told(end.recv(), order))
+    with suppress(EOFError):  # at the end
+        while True:
+            end.send(told(end.recv(), order))
 
 
 class _Limited(threading.local):
