@@ -100,11 +100,11 @@ def _starts(opcode: str) -> list[str]:
 
 
 def _ordered(opcode: str) -> str:
-    """Return an atomic's opcode in the table's order: semantics, scope and space stand anywhere."""
+    """Return an access's opcode in the table's order: semantics, scope and space stand anywhere."""
     name, *parts, last = opcode.split(".")
-    if name not in ("atom", "red") or "async" in parts:
+    if name not in ("atom", "red", "ld", "st") or {"async", "bulk"} & {*parts}:
         return opcode
-    places = [SETS[s].split("|") for s in ("SEM", "SCOPE", "GS")]
+    places = [["weak", "volatile", "mmio"], *(SETS[s].split("|") for s in ("SEM", "SCOPE", "SS"))]
     rank = [next((n for n, p in enumerate(places) if part in p), len(places)) for part in parts]
     return ".".join(
         [name, *(parts[n] for n in sorted(range(len(parts)), key=rank.__getitem__)), last]
