@@ -200,9 +200,7 @@ def _product(a: cute.Tensor, b: cute.Tensor, c: cute.Tensor):
     load = cpasync.CopyBulkTensorTileG2SOp()
     tma_a, of_a = cpasync.make_tiled_tma_atom(load, a, stage, (64, 64))
     tma_b, of_b = cpasync.make_tiled_tma_atom(load, b, stage, (64, 64))
-    product(tma_a, of_a, tma_b, of_b, c, mma, ring, ring).launch(
-        grid=[2, 1, 1], block=[160, 1, 1]
-    )
+    product(tma_a, of_a, tma_b, of_b, c, mma, ring, ring).launch(grid=[2, 1, 1], block=[160, 1, 1])
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -222,7 +220,9 @@ def main(arguments: Sequence[str]) -> None:
             for a in arrays
         ]  # fmt: skip
         try:
-            made = cute.compile(host, *fakes, options=f"--keep-ptx --gpu-arch sm_90a --dump-dir {launches.folder}")
+            made = cute.compile(
+                host, *fakes, options=f"--keep-ptx --gpu-arch sm_90a --dump-dir {launches.folder}"
+            )
         except Exception as error:
             print(f"{name}: not compiled: {type(error).__name__}: {str(error)[-600:]}")
             return
@@ -231,8 +231,17 @@ def main(arguments: Sequence[str]) -> None:
         (launches.folder / f"{name}.ptx").write_text(text.rstrip("\0"))
         last = len(arrays) - 1
         pointers = [{"fields": [["u64", f"&{n}"]]} for n in range(len(arrays))]
-        launches.add(f"{name}.ptx", "", grid, threads, given or pointers, {f"&{last}": result},
-                     held=arrays, tolerance=tolerance, smem_bytes=65536)
+        launches.add(
+            f"{name}.ptx",
+            "",
+            grid,
+            threads,
+            given or pointers,
+            {f"&{last}": result},
+            held=arrays,
+            tolerance=tolerance,
+            smem_bytes=65536,
+        )
         print(name, "compiled")
 
     x = rng.standard_normal((64, 96)).astype(np.float32)

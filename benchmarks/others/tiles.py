@@ -111,7 +111,9 @@ def stream_k(a, b, c, held, flag, k, block: tl.constexpr, step: tl.constexpr):
 
 def embedding_backward(ids, dy, dw, n, block: tl.constexpr):
     row, at = tl.program_id(0), tl.arange(0, block)
-    tl.atomic_add(dw + tl.load(ids + row) * n + at, tl.load(dy + row * n + at, mask=at < n), mask=at < n)
+    tl.atomic_add(
+        dw + tl.load(ids + row) * n + at, tl.load(dy + row * n + at, mask=at < n), mask=at < n
+    )
 
 
 def rotary(x, cos, sin, half: tl.constexpr):
