@@ -105,16 +105,15 @@ def indigo(folder: Path, inputs: Path, extent: tuple[int, int] | None = None) ->
 
 def _given(value: Any, addresses: Sequence[int]) -> Any:
     """Return an argument as ``launch`` takes it; "&0" is where the first array of ``held`` lies."""
-    match value:
-        case str():
-            return addresses[int(value[1:])]
-        case {"map": at, **fields}:
-            listed_as = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
-            return TensorMap(_given(at, addresses), **listed_as)
-        case {"fields": fields}:
-            parts = [np.array(_given(v, addresses), TYPES[kind]).tobytes() for kind, v in fields]
-            return b"".join(parts)
-    return value
+    if isinstance(value, str):
+        return addresses[int(value[1:])]
+    if not isinstance(value, dict):
+        return value
+    if "fields" in value:
+        parts = [np.array(_given(v, addresses), TYPES[kind]) for kind, v in value["fields"]]
+        return b"".join(part.tobytes() for part in parts)
+    fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in value.items()}
+    return TensorMap(_given(fields.pop("map"), addresses), **fields)
 
 
 def _run(launched: Launch, module: Module, order: Order) -> tuple[Report, dict[str, Array]]:
@@ -160,8 +159,8 @@ def told(launched: Launch, order: str = "late,random:2") -> dict[str, Any]:
                     kinds.setdefault("wrong", set()).add(at)
     except TinyGpuError as error:
         return {"refused": str(error)[:160]}
-    read = {} if launched["racy"] or not texts else {"texts": [*texts][:6]}
-    return {key: sorted(names) for key, names in kinds.items()} | read
+    result: dict[str, Any] = {key: sorted(names) for key, names in kinds.items()}
+    return result if launched["racy"] or not texts else {**result, "texts": [*texts][:6]}
 
 
 def _races(found: Mapping[str, Any]) -> bool:
@@ -188,11 +187,13 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return how many racy kernels were found and right ones accused, in all and by input."""
     racy = {n: row["racy"] for n, row in enumerate(rows)}
     told = [(n, name, found) for n, row in enumerate(rows) for name, found in row["found"]]
-    inputs = sorted({name for _, name, _ in told if name})
-    return _counted(racy, [(n, found) for n, _, found in told]) | (
-        {"inputs": {i: _counted(racy, [(n, f) for n, name, f in told if name == i])
-                    for i in inputs}} if inputs else {}
-    )  # fmt: skip
+    total: dict[str, Any] = _counted(racy, [(n, found) for n, _, found in told])
+    if inputs := sorted({name for _, name, _ in told if name}):
+        total["inputs"] = {
+            one: _counted(racy, [(n, found) for n, name, found in told if name == one])
+            for one in inputs
+        }
+    return total
 
 
 def _serve(end: Connection, order: str) -> None:

@@ -27,12 +27,12 @@ class Launches:
 
     def add(
         self, file: str, kernel: str, grid: object, block: object, arguments: Sequence[object],
-        expected: Mapping[object, object], **more: object,
+        expected: Mapping[Any, Any], held: Sequence[object] = (), **more: object,
     ) -> None:  # fmt: skip
         """Add a launch and write the list; ``expected`` has results by number of the argument."""
         row = {"file": file, "kernel": kernel, "grid": grid, "block": block, "racy": False, **more}
         row["arguments"] = [self._saved(a) for a in arguments]
-        row["held"] = [self._saved(a) for a in more.get("held", ())]  # type: ignore[attr-defined]
+        row["held"] = [self._saved(a) for a in held]
         row["expected"] = {str(n): self._saved(np.asarray(a)) for n, a in expected.items()}
         self.rows.append(row)
         (self.folder / "launches.json").write_text(json.dumps(self.rows, indent=1))

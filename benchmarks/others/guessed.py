@@ -56,11 +56,11 @@ def _launches(rng: np.random.Generator) -> Iterator[tuple[Any, ...]]:
     for n in range(5, 11):
         block = [32, 4 if n > 8 else 16]
         yield f"matmul_wmma_v{n}", [2, 2], block, [*rounded[0], 2], rounded[1], 1e-3
-    a, b = (rng.standard_normal(s).astype(np.float16) for s in ((256, 192), (192, 128)))
-    c = a.astype(np.float64) @ b.astype(np.float64)
-    yield "matmul_wgmma_v32_sm90a", [2, 2], 128, [
-        a, b, np.zeros(c.shape, np.float32), 256, 192, 128, 192, 128, 128], {2: c}, 1e-2  # fmt: skip
-    a8, b8 = a.astype(ml_dtypes.float8_e5m2), b.astype(ml_dtypes.float8_e5m2)
+    h, g = (rng.standard_normal(s).astype(np.float16) for s in ((256, 192), (192, 128)))
+    c = h.astype(np.float64) @ g.astype(np.float64)
+    given = [h, g, np.zeros(c.shape, np.float32), 256, 192, 128, 192, 128, 128]
+    yield "matmul_wgmma_v32_sm90a", [2, 2], 128, given, {2: c}, 1e-2
+    a8, b8 = h.astype(ml_dtypes.float8_e5m2), g.astype(ml_dtypes.float8_e5m2)
     c8 = a8.astype(np.float64) @ b8.astype(np.float64)
     given = [a8.view(np.uint8), b8.view(np.uint8), np.zeros(c.shape, np.float16), 256, 192, 128]
     scratch = np.zeros(1 << 16, np.uint8)

@@ -7,6 +7,9 @@ Numba's compiler comes by ``pip install numba-cuda nvidia-cuda-nvcc nvidia-cuda-
 array is seven parameters: two pointers that are 0, size, bytes an element, address, shape, strides.
 """
 
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call"
+# (the compilers read these functions, and their types are the compilers')
+
 from __future__ import annotations
 
 import math
@@ -161,7 +164,7 @@ def main(arguments: Sequence[str]) -> None:
     padded = np.pad(x, 1)
     zeros = {np.float32: np.zeros(256, np.float32), np.int32: np.zeros(256, np.int32)}
     f, i = zeros[np.float32], zeros[np.int32]
-    cases = {
+    cases: dict[str, tuple[Any, Any, list[Any], Any]] = {
         "reduce": (2, 128, [x, f[:2]], x.reshape(2, 128).sum(1, dtype=np.float64)),
         "matmul": ([2, 2], [16, 16], [a, b, np.zeros((32, 32), np.float32)], a @ b),
         "softmax": (2, 128, [rows, 0 * rows], e / e.sum(1, keepdims=True)),
@@ -174,11 +177,9 @@ def main(arguments: Sequence[str]) -> None:
     for racy in (False, True):
         functions = kernels(racy)
         for name, (grid, block, arrays, result) in cases.items():
+            kinds = [{"f": float32, "i": int32}[v.dtype.char] for v in arrays]
             types = tuple(
-                {"f": float32, "i": int32}[v.dtype.char][
-                    (*[slice(None)] * (v.ndim - 1), slice(None, None, 1))
-                ]
-                for v in arrays
+                k[:, ::1] if v.ndim == 2 else k[::1] for k, v in zip(kinds, arrays, strict=True)
             )
             text, _ = cuda.compile_ptx(functions[name], types, cc=(9, 0), lineinfo=False)
             file = f"{name}{'_racy' if racy else ''}.ptx"

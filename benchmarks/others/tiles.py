@@ -7,6 +7,9 @@ Triton comes by ``pip install triton numpy``.  A kernel here is a plain function
 the end, each with its launch and NumPy's results.
 """
 
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call"
+# (the compilers read these functions, and their types are the compilers')
+
 from __future__ import annotations
 
 import sys
@@ -44,7 +47,7 @@ def softmax(x, y, n, block: tl.constexpr):
 
 
 def norm_backward(x, w, dy, dx, dw, lock, n, parts: tl.constexpr, block: tl.constexpr):
-    """An RMS norm's gradients; rows of one part add to its sum under a lock."""
+    """Make an RMS norm's gradients; rows of one part add to its sum under a lock."""
     row, at = tl.program_id(0), tl.arange(0, block)
     inside = at < n
     v = tl.load(x + row * n + at, mask=inside, other=0.0)
@@ -64,7 +67,7 @@ def norm_backward(x, w, dy, dx, dw, lock, n, parts: tl.constexpr, block: tl.cons
 
 
 def last_sums(x, part, count, y, n, block: tl.constexpr, ctas: tl.constexpr):
-    """The CTA that comes last adds what all have left."""
+    """Add up in the CTA that comes last what all have left."""
     me, at = tl.program_id(0), tl.arange(0, block)
     total = tl.sum(tl.load(x + me * block + at, mask=me * block + at < n, other=0.0), 0)
     tl.store(part + me, total)
@@ -131,7 +134,7 @@ def top(x, y, block: tl.constexpr):
 
 
 def boxes(a, b, c, k, tiles: tl.constexpr, ctas: tl.constexpr, aside: tl.constexpr):
-    """A matmul by tensor maps, persistent."""
+    """Multiply by tensor maps, in CTAs that take several tiles."""
     for tile in tl.range(tl.program_id(0), tiles, ctas, warp_specialize=aside):
         sums = tl.zeros((128, 128), tl.float32)
         for at in range(0, k, 64):
@@ -155,7 +158,7 @@ def attention(q, k, v, o, rows, scale, block: tl.constexpr, aside: tl.constexpr)
 
 
 def described(a, b, c, m, n, k):
-    """A matmul whose tensor maps the kernel makes."""
+    """Multiply by tensor maps that the kernel makes."""
     x = tl.make_tensor_descriptor(a, [m, k], [k, 1], [64, 64])
     y = tl.make_tensor_descriptor(b, [k, n], [n, 1], [64, 64])
     z = tl.make_tensor_descriptor(c, [m, n], [n, 1], [64, 64])
@@ -204,7 +207,7 @@ def pipeline(x, y, z, m, k, ring: gl.constexpr, layout: gl.constexpr):
     hopper.tma.store_wait(0)
 
 
-P, H, I = "*fp32", "*fp16", "*i32"
+P, H, N = "*fp32", "*fp16", "*i32"
 
 
 def _compiled(
@@ -269,23 +272,23 @@ def main(arguments: Sequence[str]) -> None:
     dx = (g * w - h * (h * g * w).mean(1, keepdims=True)) * (h / x)
     dw = np.stack([(g * h)[i::2].sum(0) for i in range(2)])
     add("norm_backward", norm_backward,
-        {"x": P, "w": P, "dy": P, "dx": P, "dw": P, "lock": I, "n": "i32"}, 6,
+        {"x": P, "w": P, "dy": P, "dx": P, "dw": P, "lock": N, "n": "i32"}, 6,
         [x, w, g, 0 * x, 0 * dw, np.zeros(2, np.int32), 100], {3: dx, 4: dw}, 1e-4,
         parts=2, block=128)  # fmt: skip
 
     x = floats(1000)
-    add("last_sums", last_sums, {"x": P, "part": P, "count": I, "y": P, "n": "i32"}, 8,
+    add("last_sums", last_sums, {"x": P, "part": P, "count": N, "y": P, "n": "i32"}, 8,
         [x, np.zeros(8, np.float32), np.zeros(1, np.int32), np.zeros(1, np.float32), 1000],
         {3: x.sum(keepdims=True, dtype=np.float64)}, 1e-3, block=128, ctas=8)  # fmt: skip
 
     n = rng.integers(0, 100, 1024).astype(np.int32)
-    add("chained_scan", chained_scan, {"x": I, "y": I, "held": I, "flag": I}, 4,
+    add("chained_scan", chained_scan, {"x": N, "y": N, "held": N, "flag": N}, 4,
         [n, 0 * n, np.zeros(4, np.int32), np.zeros(4, np.int32)], {1: np.cumsum(n)},
         block=256)  # fmt: skip
 
     a, b = floats(128, 256, of=np.float16), floats(256, 64, of=np.float16)
     c = a.astype(np.float64) @ b.astype(np.float64)
-    add("stream_k", stream_k, {"a": H, "b": H, "c": P, "held": P, "flag": I, "k": "i32"}, [2, 2],
+    add("stream_k", stream_k, {"a": H, "b": H, "c": P, "held": P, "flag": N, "k": "i32"}, [2, 2],
         [a, b, np.zeros((128, 64), np.float32), np.zeros((2, 64, 64), np.float32),
          np.zeros(2, np.int32), 256], {2: c}, 1e-3, block=64, step=32)  # fmt: skip
 
