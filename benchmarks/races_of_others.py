@@ -1,26 +1,24 @@
 """Racy kernels of others, and right ones: what the PTX interpreter tells of them.
 
-    python -m benchmarks.races_of_others FOLDER [--indigo INPUTS] [--out FILE] [--limit 60]
+    python -m benchmarks.races_of_others FOLDER [--order late,random:2] [--limit 60] [--jobs 1]
+    python -m benchmarks.races_of_others FOLDER --indigo INPUTS [--extent 1024 256]
 
 FOLDER has PTX and ``launches.json``, a list of launches: ``file``, ``kernel`` (or "" for the only
-one), ``grid``, ``block``, ``arguments`` (as ``tinygpu ptx --arg`` takes them: numbers, ``.npy``
-files, ``f32[8]``) and ``racy``.  A kernel that has several launches is found racy if one shows it.
-With ``--indigo`` the launches are those of Indigo's microbenchmarks instead: a name with ``Bug`` is
-racy (``boundsBug`` is none of these, and left out), INPUTS are its graphs.
+one), ``grid``, ``block``, ``cluster``, ``smem_bytes``, ``arguments`` and ``racy``.  An argument is
+as ``tinygpu ptx --arg`` takes it (a number, a ``.npy`` file, ``f32[8]``), or a tensor map or a
+structure with addresses of arrays in ``held``: {"map": "&0", "dtype": "f16", ...} as in TensorMap,
+{"fields": [["u64", "&1"], ["s32", 5]]}.  ``expected`` has results by argument ("2", "&1").  A
+kernel that has several launches is found racy if one shows it.  ``benchmarks/others`` makes lists.
 
-To make it for Indigo 1.3 as HiRace's artifact (SC 2024) has it, outside of this project:
+With ``--indigo`` the launches are those of Indigo's microbenchmarks: a name with ``Bug`` is racy
+(``boundsBug`` is none of these, and left out), INPUTS are its graphs.  They are Indigo 1.3 as
+HiRace's artifact (SC 2024, github.com/JohnJacobsonIII/HiRace-Artifact-SC24) has it in ``indigo``,
+each source as PTX of its name for sm_90a.  The artifact launches 1024 CTAs of 256 threads.
 
-    git clone https://github.com/JohnJacobsonIII/HiRace-Artifact-SC24 hirace
-    mkdir ptx; cd hirace/indigo
-    for f in $(find indigo_sources -name "*.cu" ! -name "*boundsBug*"); do
-      nvcc -arch=sm_90a -lineinfo -ptx -Iindigo_include $f -o ../../ptx/$(basename $f .cu).ptx
-    done; cd ../..
-    python -m benchmarks.races_of_others ptx --indigo hirace/indigo/input
-
-Each kernel runs with threads as agents, in the orders late and random:2, in a process that is
-killed after ``--limit`` seconds.  An error or a warning of a race counts, for equal values that are
-stored at once are races by these suites.  The file has a row a kernel; recall and false alarms are
-printed.
+Threads are agents.  A launch runs in a process that is killed after ``--limit`` seconds.  An error
+or a warning of a race counts, for equal values that are stored at once are races by these suites;
+what else is told of right kernels is ``other_findings``.  Each folder is a part of the file, with a
+row a kernel; recall and false alarms are printed, and counted apart for each of Indigo's graphs.
 """
 
 from __future__ import annotations
@@ -254,8 +252,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             row["found"].append([launched.get("input", ""), found.result()])
     total = summary([*rows.values()])
     command = " ".join(("python -m benchmarks.races_of_others", *words))
-    tree = {"provenance": provenance(command), "summary": total, "rows": [*rows.values()]}
-    write_tree(given.out, tree)
+    tree = json.loads(given.out.read_text(encoding="utf-8")) if given.out.exists() else {}
+    part = {"provenance": provenance(command), "summary": total, "rows": [*rows.values()]}
+    write_tree(given.out, {**tree, given.folder.name: part})
     sys.stdout.write(f"{json.dumps(total)}\n")
 
 

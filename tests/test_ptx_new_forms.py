@@ -257,6 +257,17 @@ def test_who_drops_out_of_a_phase_without_completing_it() -> None:
     assert "noComplete" in report.findings[0].message
 
 
+@pytest.mark.parametrize(("again", "found"), [("dec", 120), ("inc", 120), ("dec", 128)])
+def test_a_warpgroup_may_ask_for_what_it_has(again: str, found: int) -> None:
+    """Only registers that go the other way are told of."""
+    text = f""".version 8.0\n.target sm_90a\n.address_size 64
+    .visible .entry k() .reqntid 256 .maxnreg 168 {{
+      setmaxnreg.dec.sync.aligned.u32 120; bar.sync 0;
+      setmaxnreg.{again}.sync.aligned.u32 {found}; bar.sync 0; ret; }}"""
+    report = launch(Module.parse(text), "k", 1, 256, [], Memory())
+    assert [f.kind for f in report.findings] == ["register"] * (found != 120)
+
+
 def test_special_registers() -> None:
     """Clocks only grow, in both halves; registers of the environment are 0 but for grid.sync's."""
     body = """mov.u32 %r1, %clock_hi; mov.u32 %r2, %globaltimer_lo; mov.u32 %r3, %envreg3;
