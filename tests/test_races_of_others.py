@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.others import Launches
 from benchmarks.races_of_others import indigo, listed, main, summary, told
 
 HEAD = """.version 8.0
@@ -104,6 +105,16 @@ def test_results_maps_and_structures(folder: Path) -> None:
     for number, wrong in ((17, {}), (18, {"wrong": ["&1"]})):
         np.save(folder / "one.npy", np.array([number], np.uint32))
         assert told(next(listed(folder))) == wrong
+
+
+def test_a_list_is_read_as_it_was_made(tmp_path: Path) -> None:
+    made, x = Launches(tmp_path), np.arange(3, dtype=np.float16)
+    made.add("a.ptx", "k", [2, 1], 32, [x, "u32[4]", {"map": "&0"}, 5], {"&0": x}, held=[2 * x])
+    [row] = listed(tmp_path)
+    array, zeros, *rest = row["arguments"]
+    assert (array.tolist(), zeros.tolist(), rest) == ([0, 1, 2], [0] * 4, [{"map": "&0"}, 5])
+    assert (row["held"][0].tolist(), row["expected"]["&0"].tolist()) == ([0, 2, 4], [0, 1, 2])
+    assert (row["grid"], row["racy"]) == ([2, 1], False)
 
 
 def test_each_input_is_counted_apart() -> None:
