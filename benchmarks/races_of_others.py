@@ -1,26 +1,24 @@
 """Racy kernels of others, and right ones: what the PTX interpreter tells of them.
 
-    python -m benchmarks.races_of_others FOLDER [--indigo INPUTS] [--out FILE] [--limit 60]
+    python -m benchmarks.races_of_others FOLDER [--order late,random:2] [--limit 60] [--jobs 1]
+    python -m benchmarks.races_of_others FOLDER --indigo INPUTS [--extent 1024 256]
 
 FOLDER has PTX and ``launches.json``, a list of launches: ``file``, ``kernel`` (or "" for the only
-one), ``grid``, ``block``, ``arguments`` (as ``tinygpu ptx --arg`` takes them: numbers, ``.npy``
-files, ``f32[8]``) and ``racy``.  A kernel that has several launches is found racy if one shows it.
-With ``--indigo`` the launches are those of Indigo's microbenchmarks instead: a name with ``Bug`` is
-racy (``boundsBug`` is none of these, and left out), INPUTS are its graphs.
+one), ``grid``, ``block``, ``cluster``, ``smem_bytes``, ``arguments`` and ``racy``.  An argument is
+as ``tinygpu ptx --arg`` takes it (a number, a ``.npy`` file, ``f32[8]``), or a tensor map or a
+structure with addresses of arrays in ``held``: {"map": "&0", "dtype": "f16", ...} as in TensorMap,
+{"fields": [["u64", "&1"], ["s32", 5]]}.  ``expected`` has results by argument ("2", "&1").  A
+kernel that has several launches is found racy if one shows it.  ``benchmarks/others`` makes lists.
 
-To make it for Indigo 1.3 as HiRace's artifact (SC 2024) has it, outside of this project:
+With ``--indigo`` the launches are those of Indigo's microbenchmarks: a name with ``Bug`` is racy
+(``boundsBug`` is none of these, and left out), INPUTS are its graphs.  They are Indigo 1.3 as
+HiRace's artifact (SC 2024, github.com/JohnJacobsonIII/HiRace-Artifact-SC24) has it in ``indigo``,
+each source as PTX of its name for sm_90a.  The artifact launches 1024 CTAs of 256 threads.
 
-    git clone https://github.com/JohnJacobsonIII/HiRace-Artifact-SC24 hirace
-    mkdir ptx; cd hirace/indigo
-    for f in $(find indigo_sources -name "*.cu" ! -name "*boundsBug*"); do
-      nvcc -arch=sm_90a -lineinfo -ptx -Iindigo_include $f -o ../../ptx/$(basename $f .cu).ptx
-    done; cd ../..
-    python -m benchmarks.races_of_others ptx --indigo hirace/indigo/input
-
-Each kernel runs with threads as agents, in the orders late and random:2, in a process that is
-killed after ``--limit`` seconds.  An error or a warning of a race counts, for equal values that are
-stored at once are races by these suites.  The file has a row a kernel; recall and false alarms are
-printed.
+Threads are agents.  A launch runs in a process that is killed after ``--limit`` seconds.  An error
+or a warning of a race counts, for equal values that are stored at once are races by these suites;
+what else is told of right kernels is ``other_findings``.  Each folder is a part of the file, with a
+row a kernel; recall and false alarms are printed, and counted apart for each of Indigo's graphs.
 """
 
 from __future__ import annotations
@@ -29,8 +27,12 @@ import argparse
 import json
 import multiprocessing
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
 
@@ -38,21 +40,33 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.peers import write_tree
-from tinygpu.codegen.emulator.checking import argument, check, orders
+from tinygpu.codegen.emulator import Memory, Module, Report, TensorMap, launch
+from tinygpu.codegen.emulator.checking import Order, argument, orders
+from tinygpu.codegen.emulator.values import TYPES
 from tinygpu.codegen.run.provenance import provenance
 from tinygpu.errors import TinyGpuError
 
 __all__ = ["indigo", "listed", "main", "summary", "told"]
 
+Array = NDArray[Any]
 Launch = Mapping[str, Any]
 
 
 def listed(folder: Path) -> Iterator[Launch]:
-    """Yield the launches of a folder's list, with their arguments read."""
+    """Yield the launches of a folder's list, with their arrays read."""
+
+    def read(value: object) -> Any:
+        if not isinstance(value, str) or value.startswith("&"):
+            return value
+        return argument(str(folder / value) if value.endswith(".npy") else value)
+
     for row in json.loads((folder / "launches.json").read_text(encoding="utf-8")):
-        given = [argument(str(folder / a) if str(a).endswith(".npy") else str(a))
-                 for a in row["arguments"]]  # fmt: skip
-        yield {"kernel": "", **row, "file": str(folder / row["file"]), "arguments": given}
+        yield {
+            "kernel": "", **row, "file": str(folder / row["file"]),
+            "arguments": [read(a) for a in row["arguments"]],
+            "held": [read(a) for a in row.get("held", ())],
+            "expected": {at: read(a) for at, a in row.get("expected", {}).items()},
+        }  # fmt: skip
 
 
 def _graph(path: Path) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
@@ -63,8 +77,11 @@ def _graph(path: Path) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     return begins.copy(), neighbours.copy()
 
 
-def indigo(folder: Path, inputs: Path) -> Iterator[Launch]:
-    """Yield the launches of Indigo's kernels on each graph: of 64 threads, as many as it needs."""
+def indigo(folder: Path, inputs: Path, extent: tuple[int, int] | None = None) -> Iterator[Launch]:
+    """Yield the launches of Indigo's kernels on each graph.
+
+    ``extent`` has CTAs and their threads; without it CTAs have 64, and there are as many as needed.
+    """
     for file in sorted(folder.glob("*.ptx")):
         if "boundsBug" in file.stem:
             continue
@@ -76,67 +93,133 @@ def indigo(folder: Path, inputs: Path) -> Iterator[Launch]:
             for one in data:
                 one[0] = 0
             each = 1 if "_block" in file.stem else 2 if "_warp" in file.stem else 64
+            grid, block = extent or (-(-nodes // each), 64)
             yield {
-                "file": str(file), "kernel": "", "grid": -(-nodes // each), "block": 64,
+                "file": str(file), "kernel": "", "grid": grid, "block": block,
                 "arguments": [begins, neighbours, *data, nodes], "racy": "Bug" in file.stem,
                 "input": path.stem,
             }  # fmt: skip
 
 
-def told(launch: Launch) -> dict[str, Any]:
-    """Return what is found in a launch: kinds of errors and of warnings, or why it is not run."""
-    arguments = {str(n): a for n, a in enumerate(launch["arguments"])}
+def _given(value: Any, addresses: Sequence[int]) -> Any:
+    """Return an argument as ``launch`` takes it; "&0" is where the first array of ``held`` lies."""
+    if isinstance(value, str):
+        return addresses[int(value[1:])]
+    if not isinstance(value, dict):
+        return value
+    if "fields" in value:
+        parts = [np.array(_given(v, addresses), TYPES[kind]) for kind, v in value["fields"]]
+        return b"".join(part.tobytes() for part in parts)
+    fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in value.items()}
+    return TensorMap(_given(fields.pop("map"), addresses), **fields)
+
+
+def _run(launched: Launch, module: Module, order: Order) -> tuple[Report, dict[str, Array]]:
+    """Run a launch in one order; return what was found, and the arrays afterwards."""
+    memory = Memory()
+    arrays = {f"&{n}": a.copy() for n, a in enumerate(launched.get("held", ()))}
+    addresses = [memory.allocate(array, name) for name, array in arrays.items()]
+    given = []
+    for n, value in enumerate(launched["arguments"]):
+        if isinstance(value, np.ndarray):
+            arrays[str(n)] = value.copy()
+            given.append(memory.allocate(arrays[str(n)], str(n)))
+        else:
+            given.append(_given(value, addresses))
+    report = launch(
+        module, launched["kernel"] or next(iter(module.parsed.kernels)), launched["grid"],
+        launched["block"], given, memory, cluster=launched.get("cluster", 1), seed=order.seed,
+        completion=order.completion, smem_bytes=launched.get("smem_bytes", 0), lanes=True,
+    )  # fmt: skip
+    return report, arrays
+
+
+def told(launched: Launch, order: str = "late,random:2") -> dict[str, Any]:
+    """Return what is found in a launch: kinds of errors and of warnings, or why it is not run.
+
+    Where results are expected, ``wrong`` has the arrays that differ, in any order; ``texts`` has
+    the first findings of a kernel that is not racy, to be read.
+    """
+    tolerance, expected = launched.get("tolerance", 0.0), launched.get("expected", {})
+    kinds: dict[str, set[str]] = {}
+    texts: dict[str, None] = {}
     try:
-        found = check(
-            Path(launch["file"]).read_text(encoding="utf-8"), launch["kernel"], launch["grid"],
-            launch["block"], arguments, orders=orders("late,random:2"), lanes=True,
-        )  # fmt: skip
+        module = Module.parse(Path(launched["file"]).read_text(encoding="utf-8"))
+        for one in orders(order):
+            report, arrays = _run(launched, module, one)
+            for finding in report.findings:
+                kinds.setdefault(finding.severity, set()).add(finding.kind)
+                texts[str(finding)[:300]] = None
+            for at, wanted in expected.items():
+                got = arrays[at].reshape(-1)[: wanted.size].astype(np.float64)
+                flat = wanted.reshape(-1).astype(np.float64)
+                if not np.allclose(got, flat, rtol=tolerance, atol=tolerance):
+                    kinds.setdefault("wrong", set()).add(at)
     except TinyGpuError as error:
         return {"refused": str(error)[:160]}
-    kinds: dict[str, Any] = {}
-    for finding in found.findings:
-        kinds.setdefault(finding.severity, set()).add(finding.kind)
-    return {severity: sorted(names) for severity, names in kinds.items()}
+    result: dict[str, Any] = {key: sorted(names) for key, names in kinds.items()}
+    return result if launched["racy"] or not texts else {**result, "texts": [*texts][:6]}
 
 
-def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return how many racy kernels were found, and how many right ones accused."""
-    racy, right = ([r for r in rows if r["racy"] == is_racy] for is_racy in (True, False))
-    found = [r for r in racy if r["told"]]
+def _races(found: Mapping[str, Any]) -> bool:
+    return "race" in (*found.get("error", ()), *found.get("warning", ()))
+
+
+def _counted(racy: Mapping[Any, bool], found: Sequence[tuple[Any, Mapping[str, Any]]]) -> Any:
+    """Count kernels: whether they are racy, and what each of their launches told."""
+    races = {name for name, one in found if _races(one)}
+    refused = {name for name, one in found if "refused" in one}
+    wrong = {name for name, one in found if "wrong" in one}
+    findings = {name for name, one in found if {"error", "warning"} & {*one}}
+    faulty = {name for name, is_racy in racy.items() if is_racy}
     return {
-        "kernels": len(rows), "racy": len(racy), "found": len(found),
-        "recall": round(len(found) / max(1, len(racy)), 4),
-        "false_alarms": sum(r["told"] for r in right),
-        "not_run": sum(bool(r["not_run"]) for r in rows),
+        "kernels": len(racy), "racy": len(faulty), "found": len(races & faulty),
+        "recall": round(len(races & faulty) / max(1, len(faulty)), 4),
+        "false_alarms": len(races - faulty),
+        "other_findings": len(findings - races - faulty),
+        "wrong": len(wrong - faulty), "not_run": len(refused),
     }  # fmt: skip
 
 
-def _races(row: Mapping[str, Any]) -> bool:
-    return "race" in (*row.get("error", ()), *row.get("warning", ()))
+def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return how many racy kernels were found and right ones accused, in all and by input."""
+    racy = {n: row["racy"] for n, row in enumerate(rows)}
+    told = [(n, name, found) for n, row in enumerate(rows) for name, found in row["found"]]
+    total: dict[str, Any] = _counted(racy, [(n, found) for n, _, found in told])
+    if inputs := sorted({name for _, name, _ in told if name}):
+        total["inputs"] = {
+            one: _counted(racy, [(n, found) for n, name, found in told if name == one])
+            for one in inputs
+        }
+    return total
 
 
-class _Limited:
-    """A process that checks launches; killed, and made anew, when one takes too long."""
+def _serve(end: Connection, order: str) -> None:
+    with suppress(EOFError):  # at the end
+        while True:
+            end.send(told(end.recv(), order))
 
-    def __init__(self) -> None:
-        self.pool: ProcessPoolExecutor | None = None
 
-    def run(self, launch: Launch, limit: float) -> dict[str, Any]:
+class _Limited(threading.local):
+    """A thread's process that checks launches; killed, and made anew, when one takes too long."""
+
+    process: SpawnProcess | None = None
+
+    def run(self, launched: Launch, order: str, limit: float) -> dict[str, Any]:
         """Check a launch, if that takes no longer than a limit in seconds."""
-        self.pool = self.pool or ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
-        try:
-            return self.pool.submit(told, launch).result(limit)
-        except TimeoutError:
-            self.end()
-            return {"refused": f"longer than {limit} s"}
-
-    def end(self) -> None:
-        """Kill the process."""
-        for process in multiprocessing.active_children():
-            process.kill()
-        if self.pool is not None:
-            self.pool.shutdown(wait=False, cancel_futures=True)
-        self.pool = None
+        if self.process is None:
+            context = multiprocessing.get_context("spawn")
+            self.end, other = context.Pipe()
+            self.process = context.Process(target=_serve, args=(other, order), daemon=True)
+            self.process.start()
+            other.close()
+        self.end.send(launched)
+        if self.end.poll(limit):
+            found: dict[str, Any] = self.end.recv()
+            return found
+        self.process.kill()
+        self.process = None
+        return {"refused": f"longer than {limit:g} s"}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -144,29 +227,34 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.races_of_others")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--indigo", type=Path, help="Indigo's graphs; the list is not read")
+    parser.add_argument("--extent", type=int, nargs=2, help="CTAs and threads of Indigo's kernels")
     parser.add_argument("--out", type=Path, default=Path("races_of_others.json"))
+    parser.add_argument("--order", default="late,random:2")
     parser.add_argument("--limit", type=float, default=60, help="seconds of one launch")
-    given = parser.parse_args(arguments)
-    launches = indigo(given.folder, given.indigo) if given.indigo else listed(given.folder)
+    parser.add_argument("--jobs", type=int, default=1, help="launches at once")
+    words = sys.argv[1:] if arguments is None else arguments
+    given = parser.parse_args(words)
+    launches = (
+        indigo(given.folder, given.indigo, given.extent) if given.indigo else listed(given.folder)
+    )
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     limited = _Limited()
-    for launch in launches:
-        file = Path(launch["file"]).stem
-        row = rows.setdefault(
-            (file, launch["kernel"]),
-            {"kernel": file, "racy": launch["racy"], "told": False, "not_run": "", "found": []},
-        )
-        if row["racy"] and row["told"]:
-            continue  # one input has shown it
-        found = limited.run(launch, given.limit)
-        row["not_run"] = row["not_run"] or found.get("refused", "")
-        row["told"] = row["told"] or _races(found)
-        row["found"].append([launch.get("input", ""), found])
-    limited.end()
+
+    def one(launched: Launch) -> dict[str, Any]:
+        return limited.run(launched, given.order, given.limit)
+
+    with ThreadPoolExecutor(given.jobs) as pool:
+        for launched, found in [(x, pool.submit(one, x)) for x in launches]:
+            file = Path(launched["file"]).stem
+            named = f"{file}: {launched['kernel']}" if launched["kernel"] else file
+            row = {"kernel": named, "racy": launched["racy"], "found": []}
+            row = rows.setdefault((file, launched["kernel"]), row)
+            row["found"].append([launched.get("input", ""), found.result()])
     total = summary([*rows.values()])
-    inputs = f" --indigo {given.indigo.name}" if given.indigo else ""
-    record = provenance(f"python -m benchmarks.races_of_others {given.folder.name}{inputs}")
-    write_tree(given.out, {"provenance": record, "summary": total, "rows": [*rows.values()]})
+    command = " ".join(("python -m benchmarks.races_of_others", *words))
+    tree = json.loads(given.out.read_text(encoding="utf-8")) if given.out.exists() else {}
+    part = {"provenance": provenance(command), "summary": total, "rows": [*rows.values()]}
+    write_tree(given.out, {**tree, given.folder.name: part})
     sys.stdout.write(f"{json.dumps(total)}\n")
 
 

@@ -180,6 +180,7 @@ PAIRS: dict[str, Pair] = {
     "no __threadfence behind a poll": Pair(_passed("membar.gl; st.volatile.global.u32 [%f], 1;", _poll("ld.volatile.global.u32"), "=membar.gl;")),
     "a plain flag": Pair(_passed(f"!{FENCE} st.global.u32 [%f], 1; <<\n={RELEASE}", f"{_poll(ACQUIRE)} <<")),
     "a plain poll": Pair(_passed(RELEASE, f"!{_poll('ld.global.u32')} <<\n={_poll(ACQUIRE)}", FENCE)),
+    "an acquire of the CTA, its words in another order": Pair(_passed("st.global.release.gpu.u32 [%f], 1;", f"!{_poll('ld.global.cta.acquire.u32')} <<\n={_poll('ld.global.gpu.acquire.u32')}")),
     "an exchange without release": Pair(_passed("!atom.relaxed.gpu.global.exch.b32 %r1, [%f], 1;\n=atom.release.gpu.global.exch.b32 %r1, [%f], 1;", _poll(ACQUIRE))),
     "a count of the CTA": Pair(_passed("!red.release.cta.global.add.u32 [%f], 1; <<\n=red.release.gpu.global.add.u32 [%f], 1;", _poll(ACQUIRE))),
     "a flag before the data": Pair(f"""@%second bra C;

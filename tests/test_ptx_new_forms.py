@@ -219,7 +219,7 @@ def test_products(shape: str, kind: str, k: int, registers: tuple[int, int, int]
 
 
 def test_wmma_of_doubles() -> None:
-    """D = A B + C: C is loaded by columns, D stored by rows."""
+    """D = A B + C: C is loaded by columns, D stored by rows; modifiers stand in any order."""
     rng = np.random.default_rng(3)
     a, b, c = (rng.integers(-9, 9, s).astype(np.float64) for s in ((8, 4), (4, 8), (8, 8)))
     names = [f"{n}{i}" for n in "abcd" for i in range(1)]
@@ -230,13 +230,42 @@ def test_wmma_of_doubles() -> None:
       wmma.load.a.sync.aligned.row.m8n8k4.global.f64 {%a}, [%p0], 4;
       wmma.load.b.sync.aligned.row.m8n8k4.global.f64 {%b}, [%p1], 8;
       wmma.load.c.sync.aligned.col.m8n8k4.global.f64 {%c0, %c1}, [%p2], 8;
-      wmma.mma.sync.aligned.row.row.m8n8k4.rn.f64.f64.f64.f64 {%d0, %d1}, {%a}, {%b}, {%c0, %c1};
-      wmma.store.d.sync.aligned.row.m8n8k4.global.f64 [%p3], {%d0, %d1}, 8;
+      wmma.mma.sync.aligned.m8n8k4.row.row.rn.f64.f64.f64.f64 {%d0, %d1}, {%a}, {%b}, {%c0, %c1};
+      wmma.store.d.sync.aligned.m8n8k4.global.row.f64 [%p3], {%d0, %d1}, 8;
       ret; }"""
     memory, d = Memory(), np.zeros((8, 8))
     arguments = [memory.allocate(v, n) for v, n in zip((a, b, c, d), names, strict=True)]
     assert launch(Module.parse(text), "k", 1, 32, arguments, memory).findings == ()
     np.testing.assert_array_equal(d, a @ b + c.T)
+
+
+def test_who_drops_out_of_a_phase_without_completing_it() -> None:
+    """31 threads drop out and one arrives: it alone is waited for from the next phase on."""
+    one = "mbarrier.arrive.shared::cta.b64 %state, [%r11];"
+    body = f"""{INIT.format(n=32)}
+        @!%p0 mbarrier.arrive_drop.noComplete.shared::cta.b64 %state, [%r11], 1;
+        bar.sync 0;
+        @%p0 {one}
+        V: mbarrier.test_wait.parity.shared::cta.b64 %p3, [%r11], 0; @!%p3 bra V;
+        @%p0 {one}
+        W: mbarrier.test_wait.parity.shared::cta.b64 %p3, [%r11], 1; @!%p3 bra W;
+        mov.u32 %r9, 1;"""
+    report, y = run(body)
+    assert report.findings == ()
+    assert y[:32].all()
+    report, _ = run(body.replace("@!%p0 mbarrier", "mbarrier"), limit=2_000)
+    assert "noComplete" in report.findings[0].message
+
+
+@pytest.mark.parametrize(("again", "found"), [("dec", 120), ("inc", 120), ("dec", 128)])
+def test_a_warpgroup_may_ask_for_what_it_has(again: str, found: int) -> None:
+    """Only registers that go the other way are told of."""
+    text = f""".version 8.0\n.target sm_90a\n.address_size 64
+    .visible .entry k() .reqntid 256 .maxnreg 168 {{
+      setmaxnreg.dec.sync.aligned.u32 120; bar.sync 0;
+      setmaxnreg.{again}.sync.aligned.u32 {found}; bar.sync 0; ret; }}"""
+    report = launch(Module.parse(text), "k", 1, 256, [], Memory())
+    assert [f.kind for f in report.findings] == ["register"] * (found != 120)
 
 
 def test_special_registers() -> None:

@@ -100,11 +100,21 @@ def _starts(opcode: str) -> list[str]:
 
 
 def _ordered(opcode: str) -> str:
-    """Return an atomic's opcode in the table's order: semantics, scope and space stand anywhere."""
+    """Return an opcode in the table's order, as ptxas asks for none.
+
+    Semantics, scope and space of an access stand anywhere, layout, shape and space of a ``wmma``
+    anywhere behind ``aligned``.
+    """
     name, *parts, last = opcode.split(".")
-    if name not in ("atom", "red") or "async" in parts:
+    if name == "wmma" and "aligned" in parts:
+        at = parts.index("aligned") + 1
+        fixed, shapes = parts[:at], [*_choices("WMMA"), "m16n16k8", "m8n8k4"]
+        places = [fixed, SETS["LAYOUT"].split("|"), shapes, SETS["SS"].split("|")]
+    elif name in ("atom", "red", "ld", "st") and not {"async", "bulk"} & {*parts}:
+        fixed = ["weak", "volatile", "mmio"]
+        places = [fixed, *(SETS[s].split("|") for s in ("SEM", "SCOPE", "SS"))]
+    else:
         return opcode
-    places = [SETS[s].split("|") for s in ("SEM", "SCOPE", "GS")]
     rank = [next((n for n, p in enumerate(places) if part in p), len(places)) for part in parts]
     return ".".join(
         [name, *(parts[n] for n in sorted(range(len(parts)), key=rank.__getitem__)), last]

@@ -370,7 +370,7 @@ def _wmma_move(d: Decoder, i: Instruction) -> Control:
 
 def _wmma(d: Decoder, i: Instruction) -> Control:
     shape = next((n for n, p in enumerate(i.parts) if re.fullmatch(r"m\d+n\d+k\d+", p)), 0)
-    kinds = tuple(p for p in i.parts[shape + 1 :] if p not in ("rn", "satfinite"))
+    kinds = tuple(p for p in i.parts[shape + 1 :] if p not in ("rn", "satfinite", "row", "col"))
     if len(kinds) == 2:  # halves, whose types only the sums name
         kinds = (kinds[0], "f16", "f16", kinds[1])
     operands = [

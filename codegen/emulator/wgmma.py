@@ -166,7 +166,7 @@ def _setmaxnreg(d: Decoder, i: Instruction) -> Control:
             pool = pools.setdefault(cta, [_SM_REGISTERS // ctas - entry * threads])
             mine = pools.setdefault(-1 - first // WARPGROUP, [entry])
             part = Group(np.arange(first, first + WARPGROUP))
-            if increases != (number >= mine[0]):
+            if number != mine[0] and increases != (number > mine[0]):
                 way = "inc" if increases else "dec"
                 run.find("register", f"setmaxnreg.{way} from {mine[0]} to {number}")
             more = (number - mine[0]) * WARPGROUP
