@@ -418,7 +418,7 @@ class _Accountant:
         self.program, self.device, self.role, self.of_tiles = program, device, role, of_tiles
         self.sizes, self.values = sizes, program.parameter_values(sizes)
         if not of_tiles:
-            means = {n: steps_of_tiles(program, sizes, n).mean for n in program.tile_values}
+            means = {n: steps_of_tiles(program, sizes, n, ()).mean for n in program.tile_values}
             self.values = {**self.values, **means}
         self.extents = dict(program.cluster)
         self.together: Numbers = role.copies
