@@ -18,13 +18,13 @@ from typing import Any
 
 import numpy as np
 
-from .decoder import Action, Builder, Decoder, Source
+from .decoder import Act, Action, Builder, Decoder, Source, operation
 from .parser import Instruction
 from .report import Array
 from .run import Group, Run
-from .values import PACKED, TYPES, flushed, fma, quotient, root, rounded
+from .values import PACKED, TYPES, flushed, fma, numbers, quotient, root, rounded
 
-__all__ = ["TABLE", "apply", "by_type", "packed", "plain", "read"]
+__all__ = ["TABLE", "apply", "by_type", "of_type", "packed", "plain", "read"]
 
 _MODES = ("rn", "rz", "rm", "rp", "rna")
 _FLOATS = ("f16", "bf16", "f32", "f64", "tf32", "e4m3", "e5m2", "e2m1", "e2m3", "e3m2")
@@ -60,6 +60,11 @@ def by_type(make: Callable[[Instruction, np.dtype[Any]], Callable[..., Any]]) ->
     return build
 
 
+def of_type(function: Callable[..., Any]) -> Builder:
+    """Return the builder of ``first operand = function(instruction, type, *the others)``."""
+    return by_type(lambda i, part: functools.partial(function, i, part))
+
+
 def _flushes(i: Instruction, kind: str) -> bool:
     flushes = ("f32",) if i.parts[0] == "cvt" else ("f32", "f16", "bf16")
     return "ftz" in i.parts and PACKED.get(kind, kind) in flushes
@@ -86,34 +91,29 @@ def packed(function: Callable[..., Array], part: np.dtype[Any]) -> Callable[...,
     return both
 
 
-def with_carry(d: Decoder, i: Instruction) -> Action:
-    """Build add, sub and mad with ``.cc``, and addc, subc and madc."""
-    name, kind = i.parts[0], i.parts[-1]
-    takes, sets, subtracts = name.endswith("c"), "cc" in i.parts, name.startswith("sub")
-    dtype = TYPES[kind]
-    raw = np.dtype(f"u{dtype.itemsize}")
-    reads = [d.source(text, kind) for text in i.operands[1:]]
-    write = d.target(i.operands[0], kind)
-    product = functools.partial(_upper, dtype=dtype) if "hi" in i.parts else _LOW
+def _with_carry(run: Run, group: Group, i: Instruction, write: Act, *values: Array) -> None:
+    """Do add, sub and mad with ``.cc``, and addc, subc and madc."""
+    dtype, name = values[-1].dtype, i.parts[0]
+    raw, subtracts = np.dtype(f"u{dtype.itemsize}"), name.startswith("sub")
+    if len(values) == 3:
+        first, second, third = values
+        upper = "hi" in i.parts
+        values = (_upper(first, second, dtype) if upper else first * second, third)
+    a, b = (v.astype(raw) for v in values)
+    carried = run.carry[group.index] if name.endswith("c") else np.bool_(subtracts)
+    taken = (carried != subtracts).astype(raw)
+    if subtracts:
+        result = a - b - taken
+        out = (a < b) | ((a == b) & (taken > 0))
+    else:
+        result = a + b + taken
+        out = (result < a) | ((result == a) & (taken > 0))
+    if "cc" in i.parts:
+        run.carry[group.index] = out != subtracts
+    write(group, result.view(dtype))
 
-    def act(run: Run, group: Group) -> None:
-        values = [np.broadcast_to(read(run, group), (group.size,)) for read in reads]
-        if len(values) == 3:
-            values = [product(values[0], values[1]), values[2]]
-        a, b = (v.astype(raw) for v in values)
-        carried = run.carry[group.index] if takes else np.bool_(subtracts)
-        taken = (carried != subtracts).astype(raw)
-        if subtracts:
-            result = a - b - taken
-            out = (a < b) | ((a == b) & (taken > 0))
-        else:
-            result = a + b + taken
-            out = (result < a) | ((result == a) & (taken > 0))
-        if sets:
-            run.carry[group.index] = out != subtracts
-        write(run, group, result.view(dtype))
 
-    return act
+with_carry = operation(_with_carry)
 
 
 def _mode(i: Instruction) -> str:
@@ -200,7 +200,7 @@ def _product(i: Instruction, dtype: np.dtype[Any]) -> Callable[..., Array]:
     """Return mul, mul24, mad and mad24 of integers."""
     product = _LOW
     if i.parts[0].endswith("24"):
-        product = _product24(i, dtype)
+        product = functools.partial(_product24, i, dtype)
     elif "wide" in i.parts:
         product = functools.partial(_wide, dtype=dtype)
     elif "hi" in i.parts:
@@ -211,17 +211,12 @@ def _product(i: Instruction, dtype: np.dtype[Any]) -> Callable[..., Array]:
     return lambda a, b, c: plus(product(a, b), c)
 
 
-def _product24(i: Instruction, dtype: np.dtype[Any]) -> Callable[[Array, Array], Array]:
+def _product24(i: Instruction, dtype: np.dtype[Any], a: Array, b: Array) -> Array:
     """Multiply the lower 24 bits; ``.lo`` are the lower 32 of the 48 bits, ``.hi`` the upper."""
-    shift = 16 if "hi" in i.parts else 0
-
-    def product(a: Array, b: Array) -> Array:
-        x, y = (np.asarray(v).astype(np.int64) & 0xFFFFFF for v in (a, b))
-        if dtype.kind == "i":
-            x, y = (v - ((v & 0x800000) << 1) for v in (x, y))
-        return (x * y >> shift).astype(dtype)
-
-    return product
+    x, y = (np.asarray(v).astype(np.int64) & 0xFFFFFF for v in (a, b))
+    if dtype.kind == "i":
+        x, y = (v - ((v & 0x800000) << 1) for v in (x, y))
+    return (x * y >> (16 if "hi" in i.parts else 0)).astype(dtype)
 
 
 def _fma(i: Instruction, dtype: np.dtype[Any]) -> Callable[..., Array]:
@@ -328,17 +323,14 @@ def _unary(name: str) -> Builder:
     return by_type(make)
 
 
-def _testp(i: Instruction, dtype: np.dtype[Any]) -> Callable[[Array], Array]:
-    tiny = np.finfo(dtype).tiny
-    tests: Mapping[str, Callable[[Array], Array]] = {
-        "finite": np.isfinite,
-        "infinite": np.isinf,
-        "number": lambda a: ~np.isnan(a),
-        "notanumber": np.isnan,
-        "normal": lambda a: np.isfinite(a) & (np.abs(a) >= tiny),
-        "subnormal": lambda a: (np.abs(a) < tiny) & (a != 0),
-    }
-    return tests[i.parts[1]]
+_CLASSES: Mapping[str, Callable[[Array], Array]] = {
+    "finite": np.isfinite,
+    "infinite": np.isinf,
+    "number": lambda a: ~np.isnan(a),
+    "notanumber": np.isnan,
+    "normal": lambda a: np.isfinite(a) & (np.abs(a) >= np.finfo(a.dtype).tiny),
+    "subnormal": lambda a: (np.abs(a) < np.finfo(a.dtype).tiny) & (a != 0),
+}
 
 
 def plain(function: Callable[..., Any]) -> Builder:
@@ -408,13 +400,9 @@ def _cvt(d: Decoder, i: Instruction) -> Action:
 
     def pack(*given: Array) -> Array:
         """Convert two halves of one register, or two registers, of which the last is the lower."""
-        parts = [np.ascontiguousarray(np.atleast_1d(v)) for v in given]
-        if of == "e2m1x2":  # two in a byte
-            parts = [np.stack([parts[0] & 15, parts[0] >> 4], -1).reshape(-1)]
-        parts = [v.view(TYPES[inner]) for v in parts]
-        if len(parts) == 2:
-            parts = [np.stack(np.broadcast_arrays(*map(np.atleast_1d, given[::-1])), -1)]
-        made = np.ascontiguousarray(convert(parts[0])).astype(dtype)
+        halves = [numbers(np.atleast_1d(v), of) for v in given[::-1]]
+        values = np.stack(np.broadcast_arrays(*halves), -1) if len(halves) == 2 else halves[0]
+        made = np.ascontiguousarray(convert(values)).astype(dtype)
         if to == "e2m1x2":
             codes = made.view(np.uint8).reshape(-1, 2)
             return codes[:, 0] | codes[:, 1] << 4
@@ -447,7 +435,7 @@ TABLE: Mapping[str, Builder] = {
     "rem": plain(lambda a, b: a - b * _divided(a, b).astype(a.dtype)),
     "sad": plain(lambda a, b, c: c + np.where(a < b, b - a, a - b).astype(c.dtype)),
     "copysign": plain(lambda a, b: np.copysign(b, a)),
-    "testp": by_type(_testp),
+    "testp": by_type(lambda i, dtype: _CLASSES[i.parts[1]]),
     "cvt": _cvt,
     "cvt.pack": _cvt_pack,
     **dict.fromkeys(("mul24", "mad24"), by_type(_product)),

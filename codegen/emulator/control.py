@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from .barriers import end
-from .decoder import Builder, Control, Decoder
+from .decoder import Builder, Control, Decoder, operation
 from .functions import Function, address_of, parts_of_call
 from .memory import FRAME
 from .parser import Instruction, Variable, width_of
@@ -51,12 +51,9 @@ def _brx(d: Decoder, i: Instruction) -> Control:
     return Control(jump)
 
 
-def _trap(d: Decoder, i: Instruction) -> Control:
-    def trap(run: Run, group: Group) -> None:
-        run.find("trap", "gave up", who=int(group.threads[0]))
-        end(run, group)
-
-    return Control(trap)
+def _trap(run: Run, group: Group, i: Instruction) -> None:
+    run.find("trap", "gave up", who=int(group.threads[0]))
+    end(run, group)
 
 
 def enter(run: Run, group: Group, back: int, keep: tuple[int, ...]) -> Group | None:
@@ -276,7 +273,7 @@ TABLE: Mapping[str, Builder] = {
     "bra": _bra,
     "brx.idx": _brx,
     "exit": lambda d, i: Control(end),
-    **dict.fromkeys(("trap", "brkpt"), _trap),
+    **dict.fromkeys(("trap", "brkpt"), operation(_trap, unit=1)),
     "call": _call,
     "ret": _ret,
 }

@@ -39,7 +39,7 @@ from .parser import Instruction, split, width_of
 from .values import constant
 
 __all__ = [
-    "FORMS", "MODIFIERS", "SETS", "Form", "find", "form_of", "kinds_of", "runs_on", "why_not",
+    "FORMS", "MODIFIERS", "SETS", "Form", "find", "form_of", "roles_of", "runs_on", "why_not",
 ]  # fmt: skip
 
 _TABLE = Path(__file__).with_name("forms.txt").read_text(encoding="utf-8")
@@ -234,11 +234,11 @@ def _roles(form: Form, opcode: str, given: int) -> tuple[_Role, ...] | str:
     return f"{given} operands; {form} takes {' '.join(roles) or 'none'}"
 
 
-def kinds_of(form: Form, i: Instruction) -> tuple[str, ...]:
-    """Return the type of each operand of an instruction of this form."""
+def roles_of(form: Form, i: Instruction) -> tuple[tuple[str, str], ...]:
+    """Return the role and the type of each operand of an instruction of this form."""
     roles = _roles(form, i.opcode, len(i.operands))
     assert not isinstance(roles, str)
-    return tuple("pred" if role.base in ("dp", "pq", "p") else role.kind for role in roles)
+    return tuple((r.base, "pred" if r.base in ("dp", "pq", "p") else r.kind) for r in roles)
 
 
 def _kind(kind: str, parts: list[str]) -> str:
