@@ -31,7 +31,7 @@ from .parser import Instruction, split
 from .report import Array
 from .run import FIRST_SHARED, Group, Mbarrier, Run, one_of
 from .scopes import GPU, WEAK, Semantics
-from .spaces import check_write, hold, multicast, outside, place, shared_at
+from .spaces import check_shared, hold, multicast, outside, place, shared_at
 from .tensor_map import swizzled
 from .values import TYPES
 
@@ -373,7 +373,7 @@ def _st_bulk(d: Decoder, i: Instruction) -> Action:
                 continue
             found = shared_at(run, one, np.array([address]), total, align=8)
             if found is not None:
-                check_write(run, one, found[1], total)
+                check_shared(run, one, found[1], total, writes=True)
                 run.shared[int(found[1][0]) :][:total] = 0
 
     return store

@@ -36,7 +36,7 @@ from .moves import space_of
 from .parser import Instruction
 from .report import Array
 from .run import WARP, Group, Run
-from .spaces import check_read, check_write, shared_at
+from .spaces import check_shared, shared_at
 from .values import TYPES, numbers
 
 __all__ = ["TABLE", "Fragment", "columns_of", "dense", "fragment", "narrowed", "selector_of",
@@ -272,7 +272,7 @@ def _ldmatrix(d: Decoder, i: Instruction) -> Control:
         if found is None:
             return
         lanes, flat = found
-        check_read(run, lanes, flat, 16)
+        check_shared(run, lanes, flat, 16, writes=False)
         rows = run.shared.reshape(-1, 16)[flat // 16]
         words = (_turned(rows) if turned else rows.view(np.uint32)).reshape(-1, count, WARP)
         write(run, here, words.swapaxes(1, 2).reshape(here.size, count))
@@ -292,7 +292,8 @@ def _stmatrix(d: Decoder, i: Instruction) -> Control:
         words = np.ascontiguousarray(read(run, here).reshape(-1, WARP, count).swapaxes(1, 2))
         cells, index = run.shared.reshape(-1, 16), flat // 16
         stored = (_turned(words) if turned else words).view(np.uint8).reshape(-1, 16)
-        check_write(run, lanes, flat, 16, stored=(index, stored, cells[index]))
+        held = index, stored, cells[index]
+        check_shared(run, lanes, flat, 16, writes=True, stored=held)
         cells[index] = stored
 
     return together(store)

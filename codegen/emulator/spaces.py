@@ -160,7 +160,7 @@ def read(
     width = dtype.itemsize * lanes
     for where, here, part in _places(run, space, group, addresses, width, writes=False):
         if where == "shared":
-            check_read(run, here, part.at, width, how)
+            check_shared(run, here, part.at, width, how, writes=False)
         elif where == "local":
             _check_local(run, here, part.at, width)
         elif where == "global":
@@ -184,33 +184,22 @@ def _check_local(run: Run, group: Group, flat: Array, width: int) -> None:
         run.find("uninitialised", message, who=thread, address=at, severity="warning")
 
 
-def _remotely(run: Run, group: Group, flat: Array, step: int) -> None:
-    """Note who touches the shared memory of another CTA, which must not end before that."""
+def check_shared(
+    run: Run, group: Group, flat: Array, width: int, how: Semantics = WEAK, *, writes: bool,
+    stored: tuple[Array, Array, Array] | None = None,
+) -> None:  # fmt: skip
+    """Hold generic accesses of shared memory against the clocks, as ``races.check`` does."""
+    part = Part(None, flat, run.shared)
+    step = races.check(run, group, part, width, how, writes=writes, stored=stored)
     if run.cluster == 1:
         return
     there = flat // run.shared_bytes
     for n in np.flatnonzero(there != group.units(run.threads_per_cta)).tolist():
         cta, thread = int(there[n]), int(group.threads[n])
-        run.remote(cta, thread, run.agents_of(thread)[1], step)
+        run.remote(cta, thread, run.agents_of(thread)[1], step)  # it must not end before that
         if not run.live_in(cta):
             message = f"touches shared memory of {run.cta_name(cta)}, which has ended"
             run.find("exit", message, who=thread)
-
-
-def check_read(run: Run, group: Group, flat: Array, width: int, how: Semantics = WEAK) -> None:
-    """Hold generic reads of shared memory against the clocks."""
-    step = races.check(run, group, Part(None, flat, run.shared), width, how, writes=False)
-    _remotely(run, group, flat, step)
-
-
-def check_write(
-    run: Run, group: Group, flat: Array, width: int, how: Semantics = WEAK,
-    stored: tuple[Array, Array, Array] | None = None,
-) -> None:  # fmt: skip
-    """Hold generic writes of shared memory against the clocks, as ``races.check`` does."""
-    part = Part(None, flat, run.shared)
-    step = races.check(run, group, part, width, how, writes=True, stored=stored)
-    _remotely(run, group, flat, step)
 
 
 def multicast(run: Run, cta: int, mask: int) -> list[int]:
@@ -250,7 +239,8 @@ def write(
         cells, index = part.cells(_whole(width))
         if where == "shared":
             held = cells[index].view(dtype).reshape(-1, lanes)
-            check_write(run, here, part.at, width, how, (index, mine, held))
+            stored = index, mine, held
+            check_shared(run, here, part.at, width, how, writes=True, stored=stored)
         elif where == "global" and run.races is not None:
             held = cells[index].view(dtype).reshape(-1, lanes)
             stored = index, mine, held

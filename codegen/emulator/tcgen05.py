@@ -39,7 +39,7 @@ from .memory import Part
 from .parser import Instruction
 from .report import Array
 from .run import COLUMNS, WARP, Group, Run, TensorMemory, one_of
-from .spaces import check_write, hold, multicast, place, shared_at
+from .spaces import check_shared, hold, multicast, place, shared_at
 from .values import TYPES, numbers, products
 
 __all__ = ["TABLE", "access"]
@@ -195,7 +195,7 @@ def _take(run: Run, pc: int, memory: TensorMemory, thread: int, address: int, co
     memory.allocated[start], run.pc = columns, pc
     found = shared_at(run, one_of(thread), np.array([address]), 4)
     if found is not None:
-        check_write(run, found[0], found[1], 4)
+        check_shared(run, *found, 4, writes=True)
         run.shared.view(np.uint32)[found[1] // 4] = start
     return True
 
