@@ -24,7 +24,7 @@ from .report import Array
 from .run import Group, Run
 from .values import PACKED, TYPES, flushed, fma, numbers, quotient, root, rounded
 
-__all__ = ["TABLE", "apply", "by_type", "of_type", "packed", "plain", "read"]
+__all__ = ["TABLE", "apply", "by_type", "of_parts", "of_type", "packed", "plain", "read"]
 
 _MODES = ("rn", "rz", "rm", "rp", "rna")
 _FLOATS = ("f16", "bf16", "f32", "f64", "tf32", "e4m3", "e5m2", "e2m1", "e2m3", "e3m2")
@@ -58,6 +58,11 @@ def by_type(make: Callable[[Instruction, np.dtype[Any]], Callable[..., Any]]) ->
         return apply(d, i, packed(function, part) if kind in PACKED else function)
 
     return build
+
+
+def of_parts(function: Callable[..., Any]) -> Builder:
+    """Return the builder of ``first operand = function(instruction, *the others)``."""
+    return lambda d, i: apply(d, i, functools.partial(function, i))
 
 
 def of_type(function: Callable[..., Any]) -> Builder:
@@ -343,60 +348,48 @@ _TO_INTEGER: Mapping[str, Callable[[Array], Array]] = {
 }  # fmt: skip
 
 
-def _converted(d: Decoder, i: Instruction, of: str, to: str) -> Callable[[Array], Array]:
+def _converter(i: Instruction, of: str, to: str) -> Callable[[Array], Array]:
+    convert = functools.partial(_converted, i, of, to)
+    return _limited(i, convert) if to in _FLOATS else convert
+
+
+def _converted(i: Instruction, of: str, to: str, a: Array) -> Array:
     source, target = TYPES[of], TYPES[to]
-    integral = next((m for m in i.parts if m in _TO_INTEGER), "")
-    mode = _mode(i)
-    if of in _FLOATS and to not in _FLOATS:
-        limits, turn = np.iinfo(target), _TO_INTEGER[integral or "rzi"]
-        nothing = np.array(limits.min or limits.max // 2 + 1, target)
-        if of != "f64" and target.itemsize < 8:
-            nothing = target.type(0)
-
-        def to_integer(a: Array) -> Array:
-            whole = turn(np.asarray(a, np.float64))
-            low, high = target.type(limits.min), target.type(limits.max)
-            inside = np.where(whole >= float(high), high, whole.astype(target))
-            inside = np.where(whole <= float(low), low, inside)
-            return np.where(np.isnan(whole), nothing, inside)
-
-        return to_integer
-    if of in _FLOATS:
-        bounded = "satfinite" in i.parts
-
-        def to_float(a: Array) -> Array:
-            wide = np.atleast_1d(np.asarray(a, np.float64))
-            if integral:
-                wide = _TO_INTEGER[integral](wide)
-            return rounded(wide, 0, mode, to, bounded=bounded)
-
-        return _limited(i, to_float)
-    if to in _FLOATS:
+    if of not in _FLOATS and to not in _FLOATS:
+        if "sat" in i.parts:
+            types = np.iinfo(source), np.iinfo(target)
+            a = np.clip(a, max(t.min for t in types), min(t.max for t in types))
+        return a.astype(target)
+    mode, integral = _mode(i), next((m for m in i.parts if m in _TO_INTEGER), "")
+    if of not in _FLOATS:
         if mode == "rn" and target.kind == "f" and target.itemsize > 2:
-            return _limited(i, lambda a: a.astype(target))
-
-        def integer_to_float(a: Array) -> Array:
-            whole = np.atleast_1d(a)
-            high = whole >> 32 << 32 if source.itemsize == 8 else whole * 0
-            top, low = high.astype(np.float64), (whole - high).astype(np.float64)
-            wide = top + low
-            return rounded(wide, low - (wide - top), mode, to)
-
-        return _limited(i, integer_to_float)
-    if "sat" in i.parts:
-        limits = np.iinfo(target)
-        low, high = max(limits.min, np.iinfo(source).min), min(limits.max, np.iinfo(source).max)
-        return lambda a: np.clip(a, low, high).astype(target)
-    return lambda a: a.astype(target)
+            return a.astype(target)
+        whole = np.atleast_1d(a)
+        high = whole >> 32 << 32 if source.itemsize == 8 else whole * 0
+        top, low = high.astype(np.float64), (whole - high).astype(np.float64)
+        total = top + low
+        return rounded(total, low - (total - top), mode, to)
+    wide = np.asarray(a, np.float64)
+    if to in _FLOATS:
+        wide = _TO_INTEGER[integral](wide) if integral else wide
+        return rounded(np.atleast_1d(wide), 0, mode, to, bounded="satfinite" in i.parts)
+    limits, whole = np.iinfo(target), _TO_INTEGER[integral or "rzi"](wide)
+    nothing = np.array(limits.min or limits.max // 2 + 1, target)
+    if of != "f64" and target.itemsize < 8:
+        nothing = target.type(0)
+    least, most = target.type(limits.min), target.type(limits.max)
+    inside = np.where(whole >= float(most), most, whole.astype(target))
+    inside = np.where(whole <= float(least), least, inside)
+    return np.where(np.isnan(whole), nothing, inside)
 
 
 def _cvt(d: Decoder, i: Instruction) -> Action:
     to, of = i.parts[-2:]
     d.kinds = (to, *d.kinds[1:])  # tf32, where the form says its register's b32
     if not to.endswith("x2"):
-        return apply(d, i, _converted(d, i, of, to))
+        return apply(d, i, _converter(i, of, to))
     part, inner = to[:-2], of.removesuffix("x2")
-    dtype, whole, convert = TYPES[part], TYPES[to], _converted(d, i, inner, part)
+    dtype, whole, convert = TYPES[part], TYPES[to], _converter(i, inner, part)
 
     def pack(*given: Array) -> Array:
         """Convert two halves of one register, or two registers, of which the last is the lower."""
@@ -411,18 +404,14 @@ def _cvt(d: Decoder, i: Instruction) -> Action:
     return apply(d, i, pack)
 
 
-def _cvt_pack(d: Decoder, i: Instruction) -> Action:
+def _cvt_pack(i: Instruction, a: Array, b: Array, c: Any = 0) -> Array:
     """Keep two numbers to a type's limits; the first is the upper one, and c stands above both."""
     size = int(i.parts[3][1:])
     low = -1 << size - 1 if i.parts[3][0] == "s" else 0
-
-    def pack(a: Array, b: Array, c: Any = 0) -> Array:
-        fields = (np.clip(v, low, low + (1 << size) - 1) & (1 << size) - 1 for v in (a, b))
-        upper, lower = (f.astype(np.int64) for f in fields)
-        word: Array = lower | upper << size | np.asarray(c).astype(np.int64) << 2 * size
-        return word.astype(np.uint32)
-
-    return apply(d, i, pack)
+    fields = (np.clip(v, low, low + (1 << size) - 1) & (1 << size) - 1 for v in (a, b))
+    upper, lower = (f.astype(np.int64) for f in fields)
+    word: Array = lower | upper << size | np.asarray(c).astype(np.int64) << 2 * size
+    return word.astype(np.uint32)
 
 
 TABLE: Mapping[str, Builder] = {
@@ -437,7 +426,7 @@ TABLE: Mapping[str, Builder] = {
     "copysign": plain(lambda a, b: np.copysign(b, a)),
     "testp": by_type(lambda i, dtype: _CLASSES[i.parts[1]]),
     "cvt": _cvt,
-    "cvt.pack": _cvt_pack,
+    "cvt.pack": of_parts(_cvt_pack),
     **dict.fromkeys(("mul24", "mad24"), by_type(_product)),
     **dict.fromkeys(("addc", "subc", "madc"), with_carry),
 }

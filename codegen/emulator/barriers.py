@@ -21,11 +21,10 @@ import numpy as np
 
 from .accesses import stamps
 from .clocks import FAR, FENCED, INITS, LIFE, ORDER, PROXIED, RESERVED, SC, SEEN
-from .decoder import Act, Action, Builder, Control, Decoder, bound, operation, together
-from .map_objects import acquire as acquire_map
+from .decoder import Act, Builder, Control, Decoder, bound, operation, together
 from .memory import Part
 from .parser import Instruction
-from .races import check
+from .races import check, fence_map
 from .report import Array
 from .run import WARP, ClusterBarrier, Group, Mbarrier, NamedBarrier, Run, Waiter, one_of
 from .scopes import fence as order
@@ -206,7 +205,11 @@ def _cluster(run: Run, complete: Group, i: Instruction) -> None:
         state, here = run.clusters[domain], complete.where(domains == domain)
         _, agents = run.members(here)
         at = here.threads - domain * each
-        _in_turn(run, state.owed, here, at, waits=waits)
+        if (wrong := state.owed[at] != waits).any():  # who waits waits for itself too
+            does = "waits, and has not arrived" if waits else "arrives again, and has not waited"
+            thread = int(here.threads[wrong.argmax()])
+            run.find("barrier", f"{does} at the cluster's barrier", who=thread)
+        state.owed[at] = not waits
         if not waits:
             clock = run.released(domain, agents, step, relaxed=relaxed)
             state.arrived[at] = True
@@ -218,15 +221,6 @@ def _cluster(run: Run, complete: Group, i: Instruction) -> None:
             state.waiters.append(waiter)
         else:
             run.clocks.acquire(domain, agents, state.released)
-
-
-def _in_turn(run: Run, owed: Array, group: Group, at: Array, *, waits: bool) -> None:
-    """Threads arrive, then wait: who waits has to have arrived, as it waits for itself too."""
-    if (owed[at] != waits).any():
-        does = "waits, and has not arrived" if waits else "arrives again, and has not waited"
-        thread = int(group.threads[(owed[at] != waits).argmax()])
-        run.find("barrier", f"{does} at the cluster's barrier", who=thread)
-    owed[at] = not waits
 
 
 def _cluster_says(run: Run, domain: int) -> str:
@@ -496,24 +490,21 @@ def _acquire(run: Run, barrier: Mbarrier, group: Group, *, relaxed: bool) -> Non
     run.clocks.acquire(*run.members(group), clock)
 
 
-def _fence(d: Decoder, i: Instruction) -> Action:
-    """Fences: of proxies, of barriers' initialisation, or of all, for relaxed arrivals after it."""
-    if i.operands:
-        return acquire_map(d, i)
-    proxy = "proxy" in i.parts and any(p.startswith("async") for p in i.parts)
-    clocks = [PROXIED] * (proxy and "global" not in i.parts)
-    clocks += [FENCED] * (proxy and not any("shared" in p for p in i.parts))
-    clocks += [INITS] * ("mbarrier_init" in i.parts)
-
-    def fence(run: Run, group: Group) -> None:
-        step = run.tick()
-        for domain, agents in run.by_domain(group):
-            for clock in clocks:
-                run.clocks.fence(domain, agents, step, clock)
-        if "proxy" not in i.parts and "mbarrier_init" not in i.parts:
-            order(run, group, step, i)
-
-    return fence
+def _fence(run: Run, group: Group, i: Instruction, *maps: Array) -> None:
+    """Fence proxies, barriers' initialisation, maps, or all, for relaxed arrivals after it."""
+    if maps:
+        fence_map(run, group, maps[0])
+        return
+    step, parts = run.tick(), i.parts
+    proxy = "proxy" in parts and any(p.startswith("async") for p in parts)
+    clocks = [PROXIED] * (proxy and "global" not in parts)
+    clocks += [FENCED] * (proxy and not any("shared" in p for p in parts))
+    clocks += [INITS] * ("mbarrier_init" in parts)
+    for domain, agents in run.by_domain(group):
+        for clock in clocks:
+            run.clocks.fence(domain, agents, step, clock)
+    if "proxy" not in parts and "mbarrier_init" not in parts:
+        order(run, group, step, i)
 
 
 def unfinished(run: Run) -> None:
@@ -534,6 +525,6 @@ TABLE: Mapping[str, Builder] = {
     },
     "mbarrier.try_wait": operation(_wait, touches=_BYTES, unit=1),
     "mbarrier.test_wait": operation(_wait, touches=_BYTES, unit=1),
-    **dict.fromkeys(("fence", "fence.proxy", "membar.proxy", "membar"), _fence),
+    **dict.fromkeys(("fence", "fence.proxy", "membar.proxy", "membar"), operation(_fence)),
 }
 """This family's builders by entry."""

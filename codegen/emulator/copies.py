@@ -31,7 +31,7 @@ from .parser import Instruction, split
 from .report import Array
 from .run import FIRST_SHARED, Group, Mbarrier, Run, one_of
 from .scopes import GPU, WEAK, Semantics
-from .spaces import check_shared, hold, multicast, outside, place, shared_at
+from .spaces import check, hold, multicast, outside, place, shared_at
 from .tensor_map import swizzled
 from .values import TYPES
 
@@ -358,25 +358,21 @@ def _st_async(d: Decoder, i: Instruction) -> Action:
     return store
 
 
-def _st_bulk(d: Decoder, i: Instruction) -> Action:
-    """Build st.bulk: zeros."""
-    at, size = d.shared_address(i.operands[0]), d.source(i.operands[1], "u64")
-    d.number(i.operands[2], (0,))
-    d.touch(8)
-
-    def store(run: Run, group: Group) -> None:
-        for thread, address, total in each_thread(run, group, at, size):
-            one = one_of(thread)
-            if total % 8 or not 1 <= total <= run.own_bytes:
-                message = f"{total} B: a multiple of 8, and {run.own_bytes} at most"
-                run.find("alignment", message, thread=thread)
-                continue
-            found = shared_at(run, one, np.array([address]), total, align=8)
-            if found is not None:
-                check_shared(run, one, found[1], total, writes=True)
-                run.shared[int(found[1][0]) :][:total] = 0
-
-    return store
+def _st_bulk(
+    run: Run, group: Group, i: Instruction, addresses: Array, sizes: Array, zero: int
+) -> None:  # fmt: skip
+    """Write zeros: st.bulk."""
+    given = zip(group.threads.tolist(), addresses, sizes.tolist(), strict=True)
+    for thread, address, total in given:
+        one = one_of(thread)
+        if total % 8 or not 1 <= total <= run.own_bytes:
+            message = f"{total} B: a multiple of 8, and {run.own_bytes} at most"
+            run.find("alignment", message, thread=thread)
+            continue
+        found = shared_at(run, one, np.array([address]), total, align=8)
+        if found is not None:
+            check(run, one, Part(None, found[1], run.shared), total, writes=True)
+            run.shared[int(found[1][0]) :][:total] = zero
 
 
 def _store(d: Decoder, i: Instruction) -> Action:
@@ -449,6 +445,6 @@ TABLE: Mapping[str, Builder] = {
     "cp.async.bulk.commit_group": commits("bulk stores", "bulk stores' writes"),
     "cp.async.bulk.wait_group": waits("bulk stores", "bulk stores' writes"),
     **dict.fromkeys(("st.async", "red.async"), _st_async),
-    "st.bulk": _st_bulk,
+    "st.bulk": operation(_st_bulk, touches=8),
 }
 """This family's builders by entry."""

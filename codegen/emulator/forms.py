@@ -7,8 +7,8 @@ An operand is its role, then ``+`` (a register may be wider), ``:type`` (else th
 ``1`` that of the modifier before, ``w`` twice as wide, ``x`` any), ``?``.  Roles: ``d`` is written,
 ``dq`` as well with a predicate (``d|p``) or not, ``e`` as ``d|p``, ``dp`` a predicate, ``pq`` as
 ``p`` or ``p|q``, ``_`` the sink; ``a`` to ``c`` are read, ``p`` is a predicate, ``[a]`` an address,
-``#`` a number, ``L`` a name, ``h`` a policy (there with ``.L2::cache_hint`` only), ``{}`` registers
-in braces, ``*`` whatever the builder reads.
+``#`` a number (``#:0`` that one), ``L`` a name, ``h`` a policy (there with ``.L2::cache_hint``
+only), ``{}`` registers in braces, ``*`` whatever the builder reads.
 
 >>> [form] = find("mul.wide.u32")
 >>> form.entry, form.operands, find("mul.lo.frob.u32")
@@ -276,6 +276,8 @@ def _operand(role: _Role, text: str, i: Instruction, registers: Mapping[str, str
     if base.startswith("["):
         return "" if text.startswith("[") else f"{text} is no address"
     if base == "#":
+        if role.kind.isdecimal() and constant(text) not in (None, int(role.kind)):
+            return f"{text} stands where {role.kind} has to"
         fraction = i.parts[0] == "createpolicy" and _FRACTION.fullmatch(text)
         return "" if fraction or constant(text) is not None else f"{text} has to be a number"
     if text.startswith("["):

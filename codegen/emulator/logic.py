@@ -6,13 +6,12 @@ Source: PTX ISA 9.0, sections 9.7.1 (bits, dp4a), 9.7.6 (comparison), 9.7.8 (log
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
-from .arithmetic import apply, of_type, packed, plain, read
+from .arithmetic import apply, of_parts, of_type, packed, plain, read
 from .atomics import RUNNING
 from .decoder import Action, Builder, Decoder
 from .parser import Instruction
@@ -96,7 +95,7 @@ def _shift(i: Instruction, dtype: np.dtype[Any], a: Array, by: Array) -> Any:
     return moved if dtype.kind == "i" else np.where(by < bits, moved, 0)
 
 
-def _shf(i: Instruction, _: np.dtype[Any], low: Array, high: Array, by: Array) -> Any:
+def _shf(i: Instruction, low: Array, high: Array, by: Array) -> Any:
     n = ((by & 31) if "wrap" in i.parts else np.minimum(by, 32)).astype(np.uint64)
     both = (np.asarray(high).astype(np.uint64) << np.uint64(32)) | np.asarray(low)
     return (both >> (np.uint64(32) - n if "l" in i.parts else n)).astype(np.uint32)
@@ -116,33 +115,33 @@ def _lop3(d: Decoder, i: Instruction) -> Action:
     return apply(d, i, look)
 
 
-def _prmt(d: Decoder, i: Instruction) -> Action:
-    modes: Mapping[str, list[list[int]]] = {
-        "f4e": [[3, 2, 1, 0], [4, 3, 2, 1], [5, 4, 3, 2], [6, 5, 4, 3]],
-        "b4e": [[5, 6, 7, 0], [6, 7, 0, 1], [7, 0, 1, 2], [0, 1, 2, 3]],
-        "rc8": [[0] * 4, [1] * 4, [2] * 4, [3] * 4],
-        "ecl": [[3, 2, 1, 0], [3, 2, 1, 1], [3, 2, 2, 2], [3, 3, 3, 3]],
-        "ecr": [[0, 0, 0, 0], [1, 1, 1, 0], [2, 2, 1, 0], [3, 2, 1, 0]],
-        "rc16": [[1, 0, 1, 0], [3, 2, 3, 2], [1, 0, 1, 0], [3, 2, 3, 2]],
-    }
-    mode = next((m for m in modes if m in i.parts), "")
+_SELECTIONS: Mapping[str, list[list[int]]] = {
+    "f4e": [[3, 2, 1, 0], [4, 3, 2, 1], [5, 4, 3, 2], [6, 5, 4, 3]],
+    "b4e": [[5, 6, 7, 0], [6, 7, 0, 1], [7, 0, 1, 2], [0, 1, 2, 3]],
+    "rc8": [[0] * 4, [1] * 4, [2] * 4, [3] * 4],
+    "ecl": [[3, 2, 1, 0], [3, 2, 1, 1], [3, 2, 2, 2], [3, 3, 3, 3]],
+    "ecr": [[0, 0, 0, 0], [1, 1, 1, 0], [2, 2, 1, 0], [3, 2, 1, 0]],
+    "rc16": [[1, 0, 1, 0], [3, 2, 3, 2], [1, 0, 1, 0], [3, 2, 3, 2]],
+}
+"""The bytes that each mode of prmt takes, from the highest, by the control's lower two bits."""
 
-    def permute(a: Array, b: Array, control: Array) -> Array:
-        both = (np.asarray(b).astype(np.uint64) << np.uint64(32)) | np.asarray(a)
-        result = np.zeros(np.broadcast_shapes(np.shape(both), np.shape(control)), np.uint32)
-        for n in range(4):
-            if mode:  # the table's rows list bytes from the highest
-                pick = np.array([row[3 - n] for row in modes[mode]])[control & 3].astype(np.uint64)
-                sign = np.zeros_like(pick)
-            else:
-                nibble = (control >> np.uint32(4 * n)) & 15
-                pick, sign = (nibble & 7).astype(np.uint64), nibble >> 3
-            byte = (both >> (np.uint64(8) * pick)) & np.uint64(255)
-            byte = np.where(sign != 0, np.where(byte > 127, 255, 0), byte).astype(np.uint32)
-            result |= byte << np.uint32(8 * n)
-        return result
 
-    return apply(d, i, permute)
+def _prmt(i: Instruction, a: Array, b: Array, control: Array) -> Array:
+    both = (np.asarray(b).astype(np.uint64) << np.uint64(32)) | np.asarray(a)
+    result = np.zeros(np.broadcast_shapes(np.shape(both), np.shape(control)), np.uint32)
+    mode = next((m for m in _SELECTIONS if m in i.parts), "")
+    for n in range(4):
+        if mode:
+            taken = np.array([row[3 - n] for row in _SELECTIONS[mode]])
+            pick = taken[control & 3].astype(np.uint64)
+            sign = np.zeros_like(pick)
+        else:
+            nibble = (control >> np.uint32(4 * n)) & 15
+            pick, sign = (nibble & 7).astype(np.uint64), nibble >> 3
+        byte = (both >> (np.uint64(8) * pick)) & np.uint64(255)
+        byte = np.where(sign != 0, np.where(byte > 127, 255, 0), byte).astype(np.uint32)
+        result |= byte << np.uint32(8 * n)
+    return result
 
 
 def _bfe(_: Instruction, dtype: np.dtype[Any], a: Array, start: Array, length: Array) -> Array:
@@ -199,7 +198,7 @@ def _parts(a: Array, b: Array, *types: np.dtype[Any]) -> list[Array]:
     ]
 
 
-def dot(i: Instruction, _: np.dtype[Any], a: Array, b: Array, c: Array) -> Array:
+def dot(i: Instruction, a: Array, b: Array, c: Array) -> Array:
     """Return dp4a and dp2a: products of bytes (or halves by bytes), added to c."""
     four, (from_a, from_b) = i.parts[0] == "dp4a", (TYPES[p[0] + "8"] for p in i.parts[-2:])
     left, right = _parts(a, b, from_a if four else np.dtype(f"{from_a.kind}2"), from_b)
@@ -234,7 +233,7 @@ def _within(i: Instruction, given: Array) -> Array:
     return np.minimum(wide, 32) if "clamp" in i.parts else wide & 31
 
 
-def bit_field_mask(i: Instruction, _: np.dtype[Any], a: Array, b: Array) -> Array:
+def bit_field_mask(i: Instruction, a: Array, b: Array) -> Array:
     """Return bmsk: ``b`` ones from bit ``a`` on."""
     ones: Array = ((1 << _within(i, b)) - 1 << _within(i, a)) & 0xFFFFFFFF
     return ones
@@ -274,23 +273,19 @@ TABLE: Mapping[str, Builder] = {
     "selp": plain(lambda a, b, p: np.where(p, a, b)),
     "slct": plain(lambda a, b, c: np.where(c >= 0, a, b)),
     **dict.fromkeys(("shl", "shr"), of_type(_shift)),
-    "shf": of_type(_shf),
+    "shf": of_parts(_shf),
     "lop3": _lop3,
-    "prmt": _prmt,
+    "prmt": of_parts(_prmt),
     "bfe": of_type(_bfe),
     "bfi": of_type(_bfi),
     "popc": plain(lambda a: np.bitwise_count(a).astype(np.uint32)),
     "clz": plain(lambda a: _leading(a, 8 * a.dtype.itemsize)),
     "bfind": of_type(_bfind),
     "brev": plain(_reversed),
-    "bmsk": of_type(bit_field_mask),
+    "bmsk": of_parts(bit_field_mask),
     "szext": of_type(sign_extend),
     "fns": plain(find_nth),
-    **dict.fromkeys(("dp4a", "dp2a"), of_type(dot)),
-    **{
-        f"{name}{n}": lambda d, i: apply(d, i, functools.partial(simd, i))
-        for name in _SIMD
-        for n in (2, 4)
-    },
+    **dict.fromkeys(("dp4a", "dp2a"), of_parts(dot)),
+    **{f"{name}{n}": of_parts(simd) for name in _SIMD for n in (2, 4)},
 }
 """This family's builders by entry."""

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,15 +32,15 @@ import numpy as np
 
 from . import spaces
 from .decoder import Act, Builder, Control, Decoder, operation, together
+from .memory import Part
 from .moves import space_of
 from .parser import Instruction
 from .report import Array
 from .run import WARP, Group, Run
-from .spaces import check_shared, shared_at
+from .spaces import shared_at
 from .values import TYPES, numbers
 
-__all__ = ["TABLE", "Fragment", "columns_of", "dense", "fragment", "narrowed", "selector_of",
-           "shape_of"]  # fmt: skip
+__all__ = ["TABLE", "Fragment", "dense", "fragment", "narrowed", "shape_of", "sparsity"]
 
 _CODES = {"e2m1": (2, 15), "e2m3": (0, 63), "e3m2": (0, 63)}
 """Where a byte has an element of 4 or 6 bits: its lowest bit, and a mask."""
@@ -158,33 +158,41 @@ def _scaled(
     return scales
 
 
-def columns_of(
-    run: Run, group: Group, words: Array, kind: str, depth: int, selector: int, *, ordered: bool
-) -> Array | None:  # fmt: skip
-    """Return where a sparse A's elements stand in rows of ``depth``: (warps, 16, depth / 2).
+def sparsity(
+    d: Decoder, texts: Sequence[str], kind: str, depth: int, *, ordered: bool
+) -> Callable[[Run, Group], Array | None]:  # fmt: skip
+    """Return what reads where a sparse A's elements stand in rows of ``depth``.
 
-    None, and a finding, if ``words`` (one a thread) have metadata that mean nothing.
+    ``texts`` are its metadata, a word a thread, and its selector.  Places are (warps, 16,
+    depth / 2); None, and a finding, if the metadata mean nothing.  Raises ProgramError for a
+    selector that the shape does not have.
     """
-    wide = 2 if kind == "tf32" else 4
+    words, width, wide = d.source(texts[0], "b32"), TYPES[kind].itemsize, 2 if kind == "tf32" else 4
+    selector = d.number(texts[1], range(1 if width == 1 else 128 // (depth * width)))
     row, chunk = np.arange(16)[:, None], np.arange(depth // wide)[None]
-    if TYPES[kind].itemsize == 1:
+    if width == 1:
         lane, low = 4 * (row % 8) + row // 8 + 2 * (chunk // 8), 4 * (chunk % 8) + 0 * row
     else:
         lane = 4 * (row % 8) + selector * (chunk.size // 4) + chunk // 4
         low = 4 * (chunk % 4) + 16 * (row // 8)
-    codes = np.broadcast_to(words, (group.size,)).reshape(-1, WARP)[:, lane] >> low & 15
-    first, second = codes & 3, codes >> 2
-    good = first < second if ordered else first != second
-    places = np.stack([first, second], -1)
-    if kind == "tf32":
-        good, places = (codes == 4) | (codes == 14), codes[..., None] >> 3
-    if not good.all():
-        warp, r, c = np.argwhere(~good)[0].tolist()
-        says = f"row {r}, chunk {c}: {codes[warp, r, c]:#06b} is no metadata of .{kind}"
-        run.find("descriptor", says, who=int(group.threads[warp * WARP]))
-        return None
-    result: Array = (wide * chunk[..., None] + places.astype(np.int64)).reshape(len(codes), 16, -1)
-    return result
+
+    def columns(run: Run, group: Group) -> Array | None:
+        held = np.broadcast_to(words(run, group), (group.size,)).reshape(-1, WARP)
+        codes = held[:, lane] >> low & 15
+        first, second = codes & 3, codes >> 2
+        good = first < second if ordered else first != second
+        places = np.stack([first, second], -1)
+        if kind == "tf32":
+            good, places = (codes == 4) | (codes == 14), codes[..., None] >> 3
+        if not good.all():
+            warp, r, c = np.argwhere(~good)[0].tolist()
+            says = f"row {r}, chunk {c}: {codes[warp, r, c]:#06b} is no metadata of .{kind}"
+            run.find("descriptor", says, who=int(group.threads[warp * WARP]))
+            return None
+        found: Array = wide * chunk[..., None] + places.astype(np.int64)
+        return found.reshape(len(codes), 16, -1)
+
+    return columns
 
 
 def dense(stored: Array, columns: Array) -> Array:
@@ -192,12 +200,6 @@ def dense(stored: Array, columns: Array) -> Array:
     result = np.zeros((*stored.shape[:-1], 2 * stored.shape[-1]))
     np.put_along_axis(result, columns, stored, -1)
     return result
-
-
-def selector_of(d: Decoder, text: str, kind: str, depth: int) -> int:
-    """Return a sparsity selector.  Raises ProgramError for one that the shape does not have."""
-    lanes = 4 if TYPES[kind].itemsize == 1 else depth * TYPES[kind].itemsize // 32
-    return d.number(text, range(4 // lanes))
 
 
 def _mma(d: Decoder, i: Instruction) -> Control:
@@ -214,7 +216,7 @@ def _mma(d: Decoder, i: Instruction) -> Control:
         have = "{}, {} and {} registers".format(*(len(held.registers) for held in given))
         raise d.error(f"{have}; {a.needs}, {b.needs}, {sums.needs}")
     if sparse:
-        metadata, selector = d.source(rest[0], "b32"), selector_of(d, rest[1], a_kind, depth)
+        columns = sparsity(d, rest, a_kind, depth, ordered="sp::ordered_metadata" in i.parts)
         rest = rest[2:]
     scales = [
         _scaled(d, i, text, ids, kinds[3], of_a=text is rest[0])
@@ -224,13 +226,10 @@ def _mma(d: Decoder, i: Instruction) -> Control:
     def multiply(run: Run, here: Group) -> None:
         held, right = a.read(run, here), b.read(run, here).swapaxes(1, 2)
         if sparse:
-            ordered = "sp::ordered_metadata" in i.parts
-            columns = columns_of(
-                run, here, metadata(run, here), a_kind, depth, selector, ordered=ordered
-            )
-            if columns is None:
+            places = columns(run, here)
+            if places is None:
                 return
-            held = dense(held, columns)
+            held = dense(held, places)
         for n, read in enumerate(scales):
             scale = read(run, here)
             if scale is None:
@@ -272,7 +271,7 @@ def _ldmatrix(d: Decoder, i: Instruction) -> Control:
         if found is None:
             return
         lanes, flat = found
-        check_shared(run, lanes, flat, 16, writes=False)
+        spaces.check(run, lanes, Part(None, flat, run.shared), 16, writes=False)
         rows = run.shared.reshape(-1, 16)[flat // 16]
         words = (_turned(rows) if turned else rows.view(np.uint32)).reshape(-1, count, WARP)
         write(run, here, words.swapaxes(1, 2).reshape(here.size, count))
@@ -293,7 +292,7 @@ def _stmatrix(d: Decoder, i: Instruction) -> Control:
         cells, index = run.shared.reshape(-1, 16), flat // 16
         stored = (_turned(words) if turned else words).view(np.uint8).reshape(-1, 16)
         held = index, stored, cells[index]
-        check_shared(run, lanes, flat, 16, writes=True, stored=held)
+        spaces.check(run, lanes, Part(None, flat, run.shared), 16, writes=True, stored=held)
         cells[index] = stored
 
     return together(store)

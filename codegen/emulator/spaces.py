@@ -159,12 +159,10 @@ def read(
     """Yield the threads that could read, and their values: (n, lanes)."""
     width = dtype.itemsize * lanes
     for where, here, part in _places(run, space, group, addresses, width, writes=False):
-        if where == "shared":
-            check_shared(run, here, part.at, width, how, writes=False)
-        elif where == "local":
+        if where == "local":
             _check_local(run, here, part.at, width)
-        elif where == "global":
-            races.check(run, here, part, width, how, writes=False)
+        elif where in ("shared", "global"):
+            check(run, here, part, width, how, writes=False)
         cells, index = part.cells(_whole(width))
         yield here, cells[index].view(dtype).reshape(-1, lanes)
 
@@ -184,16 +182,15 @@ def _check_local(run: Run, group: Group, flat: Array, width: int) -> None:
         run.find("uninitialised", message, who=thread, address=at, severity="warning")
 
 
-def check_shared(
-    run: Run, group: Group, flat: Array, width: int, how: Semantics = WEAK, *, writes: bool,
+def check(
+    run: Run, group: Group, part: Part, width: int, how: Semantics = WEAK, *, writes: bool,
     stored: tuple[Array, Array, Array] | None = None,
 ) -> None:  # fmt: skip
-    """Hold generic accesses of shared memory against the clocks, as ``races.check`` does."""
-    part = Part(None, flat, run.shared)
+    """Hold generic accesses of shared or global memory against the clocks, as ``races`` does."""
     step = races.check(run, group, part, width, how, writes=writes, stored=stored)
-    if run.cluster == 1:
+    if run.cluster == 1 or part.start:
         return
-    there = flat // run.shared_bytes
+    there = part.at // run.shared_bytes
     for n in np.flatnonzero(there != group.units(run.threads_per_cta)).tolist():
         cta, thread = int(there[n]), int(group.threads[n])
         run.remote(cta, thread, run.agents_of(thread)[1], step)  # it must not end before that
@@ -237,14 +234,9 @@ def write(
         which: Any = slice(None) if whole_group else np.searchsorted(group.threads, here.threads)
         mine = np.ascontiguousarray(values[which])
         cells, index = part.cells(_whole(width))
-        if where == "shared":
+        if where == "shared" or (where == "global" and run.races is not None):
             held = cells[index].view(dtype).reshape(-1, lanes)
-            stored = index, mine, held
-            check_shared(run, here, part.at, width, how, writes=True, stored=stored)
-        elif where == "global" and run.races is not None:
-            held = cells[index].view(dtype).reshape(-1, lanes)
-            stored = index, mine, held
-            races.check(run, here, part, width, how, writes=True, stored=stored)
+            check(run, here, part, width, how, writes=True, stored=(index, mine, held))
         if update is None:
             cells[index] = mine.view(cells.dtype)[:, 0]
         else:

@@ -39,7 +39,7 @@ from .memory import Part
 from .parser import Instruction
 from .report import Array
 from .run import COLUMNS, WARP, Group, Run, TensorMemory, one_of
-from .spaces import check_shared, hold, multicast, place, shared_at
+from .spaces import check, hold, multicast, place, shared_at
 from .values import TYPES, numbers, products
 
 __all__ = ["TABLE", "access"]
@@ -195,7 +195,7 @@ def _take(run: Run, pc: int, memory: TensorMemory, thread: int, address: int, co
     memory.allocated[start], run.pc = columns, pc
     found = shared_at(run, one_of(thread), np.array([address]), 4)
     if found is not None:
-        check_shared(run, *found, 4, writes=True)
+        check(run, found[0], Part(None, found[1], run.shared), 4, writes=True)
         run.shared.view(np.uint32)[found[1] // 4] = start
     return True
 
@@ -354,10 +354,10 @@ def _mma(d: Decoder, i: Instruction) -> Action:
 
 
 def _issue(
-    run: Run, thread: int, shape: _Shape, at: tuple[int, ...], adds: bool, pair: bool,
+    run: Run, thread: int, shape: _Shape, given: tuple[int, ...], adds: bool, pair: bool,
     from_tensor: bool,
 ) -> None:  # fmt: skip
-    target, a, b, *scaled = at
+    target, a, b, *scaled = given
     ctas = _ctas(run, thread, pair)
     key, channel = _queue(run, thread)
     one, half = one_of(thread), len(ctas)
@@ -370,10 +370,10 @@ def _issue(
         return
     operands, held = [], []
     for cta in ctas:
-        given = [(b, shape.b, (shape.n // half, shape.depth), shape.turned[1])]
+        named = [(b, shape.b, (shape.n // half, shape.depth), shape.turned[1])]
         if not from_tensor:
-            given.insert(0, (a, shape.a, (shape.m // half, shape.depth), shape.turned[0]))
-        found = [matrix_at(run, cta, *each, tcgen05=True) for each in given]
+            named.insert(0, (a, shape.a, (shape.m // half, shape.depth), shape.turned[0]))
+        found = [matrix_at(run, cta, *each, tcgen05=True) for each in named]
         good = [f for f in found if f is not None]
         if len(good) < len(found):
             return
@@ -396,7 +396,8 @@ def _issue(
     taken = (a & 0xFFFF) + _A_COLUMNS if from_tensor else 0
     if max(column + span[1], taken, *map(sum, parts)) > COLUMNS:
         return  # which access has reported
-    pc = run.pc
+    pc, dtype = run.pc, TYPES[shape.result]
+    bits = np.dtype(f"u{dtype.itemsize}")  # which are in the lower half of a cell, or all of it
 
     def perform() -> None:
         lefts = [
@@ -411,7 +412,9 @@ def _issue(
             right = right * _scales(run, ctas[0], scaled[1], shape, right.shape, 1, pc)
         product = products(left * shape.signs[0], right * shape.signs[1])
         for cta, part in zip(ctas, np.split(product, half), strict=True):
-            _accumulate(run, cta, (lanes, column + columns), part, shape.result, adds)
+            cells, at = run.tensor[cta].cells, (lanes, column + columns)
+            old = cells[at].astype(bits).view(dtype).astype(np.float64)
+            cells[at] = narrowed(part + old if adds else part, dtype).view(bits)
 
     run.issue(perform, key)
 
@@ -436,16 +439,6 @@ def _from_tensor(run: Run, cta: int, address: int, shape: _Shape, half: int) -> 
     rows = shape.m // half
     lanes = np.arange(rows) if rows != 64 else np.arange(64) % 16 + 32 * (np.arange(64) // 16)
     return numbers(run.tensor[cta].cells[lanes, column : column + _A_COLUMNS], shape.a)
-
-
-def _accumulate(
-    run: Run, cta: int, at: tuple[Array, Array], product: Array, result: str, adds: bool
-) -> None:
-    """Add to cells, or write them; a number of 16 bits is in the lower half of its cell."""
-    cells, dtype = run.tensor[cta].cells, TYPES[result]
-    bits = np.dtype(f"u{dtype.itemsize}")
-    old = cells[at].astype(bits).view(dtype).astype(np.float64)
-    cells[at] = narrowed(product + old if adds else product, dtype).view(bits)
 
 
 _COPIES = {"128x256b": (128, 8), "128x128b": (128, 4), "4x256b": (4, 8), "32x128b": (32, 4)}

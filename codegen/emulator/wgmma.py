@@ -16,7 +16,7 @@ import numpy as np
 
 from .decoder import Builder, Control, Decoder, Source, commits, operation, together, waits
 from .descriptors import elements, matrix_at
-from .matrices import columns_of, dense, fragment, selector_of, shape_of
+from .matrices import dense, fragment, shape_of, sparsity
 from .parser import Instruction
 from .run import WARP, WARPGROUP, Group, Run
 from .spaces import hold
@@ -47,7 +47,7 @@ def _mma(d: Decoder, i: Instruction) -> Control:
     b_at = d.source(i.operands[2], "u64")
     rest = list(i.operands[3:])
     if sparse:
-        metadata, selector = d.source(rest[0], "b32"), selector_of(d, rest[1], a_kind, depth)
+        columns_of = sparsity(d, rest, a_kind, depth, ordered=False)
         rest = rest[2:]
     scale = d.source(rest[0], "pred")
     signs = [d.number(x, (-1, 1)) for x in rest[1:3]] or [1, 1]
@@ -62,8 +62,7 @@ def _mma(d: Decoder, i: Instruction) -> Control:
         cta = number * WARPGROUP // run.threads_per_cta
         a_addresses = columns_in = None
         if sparse:
-            words = metadata(run, group)
-            columns_in = columns_of(run, group, words, a_kind, depth, selector, ordered=False)
+            columns_in = columns_of(run, group)
             if columns_in is None:
                 return
         if a_at is not None:
