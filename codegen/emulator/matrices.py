@@ -241,61 +241,41 @@ def _mma(d: Decoder, i: Instruction) -> Control:
     return together(multiply)
 
 
-def _count(d: Decoder, i: Instruction) -> int:
-    d.touch(16)
-    return int(next(p for p in i.parts if re.fullmatch(r"x[124]", p))[1:])
-
-
-def _rows(run: Run, here: Group, addresses: Array, count: int) -> tuple[Group, Array] | None:
-    """Return the lanes that give rows, and these rows' places; None if one of them is bad."""
-    mask = here.threads % WARP < 8 * count
-    lanes = here.where(mask)
-    found = shared_at(run, lanes, addresses[mask], 16)
-    if found is None or found[0].size < lanes.size:
-        return None
-    return found
-
-
 def _turned(rows: Array) -> Array:
     """Turn 8 x 8 matrices of 16-bit elements, which lie one after the other."""
     halves = rows.view(np.uint16).reshape(-1, 8, 8).swapaxes(1, 2)
     return np.ascontiguousarray(halves).view(np.uint32)
 
 
-def _ldmatrix(d: Decoder, i: Instruction) -> Control:
-    count, turned = _count(d, i), "trans" in i.parts
-    write, at = d.vector_target(i.operands[0], "b32"), d.address(i.operands[1])
+def _rows(d: Decoder, i: Instruction) -> Control:
+    """Load or store 8 x 8 matrices; lanes give where their rows of 16 B are: ldmatrix, stmatrix."""
+    loads, turned = i.parts[0] == "ldmatrix", "trans" in i.parts
+    count = int(next(p for p in i.parts if re.fullmatch(r"x[124]", p))[1:])
+    text, where = i.operands if loads else i.operands[::-1]
+    held: Any = (d.vector_target if loads else d.vector)(text, "b32")
+    at = d.address(where)
+    d.touch(16)
 
-    def load(run: Run, here: Group) -> None:
-        found = _rows(run, here, at(run, here), count)
-        if found is None:
+    def move(run: Run, here: Group) -> None:
+        mask = here.threads % WARP < 8 * count
+        lanes = here.where(mask)
+        found = shared_at(run, lanes, at(run, here)[mask], 16)
+        if found is None or found[0].size < lanes.size:
             return
-        lanes, flat = found
-        spaces.check(run, lanes, Part(None, flat, run.shared), 16, writes=False)
-        rows = run.shared.reshape(-1, 16)[flat // 16]
-        words = (_turned(rows) if turned else rows.view(np.uint32)).reshape(-1, count, WARP)
-        write(run, here, words.swapaxes(1, 2).reshape(here.size, count))
-
-    return together(load)
-
-
-def _stmatrix(d: Decoder, i: Instruction) -> Control:
-    count, turned = _count(d, i), "trans" in i.parts
-    at, read = d.address(i.operands[0]), d.vector(i.operands[1], "b32")
-
-    def store(run: Run, here: Group) -> None:
-        found = _rows(run, here, at(run, here), count)
-        if found is None:
+        cells, index = run.shared.reshape(-1, 16), found[1] // 16
+        part = Part(None, found[1], run.shared)
+        if loads:
+            spaces.check(run, lanes, part, 16, writes=False)
+            rows = cells[index]
+            words = (_turned(rows) if turned else rows.view(np.uint32)).reshape(-1, count, WARP)
+            held(run, here, words.swapaxes(1, 2).reshape(here.size, count))
             return
-        lanes, flat = found
-        words = np.ascontiguousarray(read(run, here).reshape(-1, WARP, count).swapaxes(1, 2))
-        cells, index = run.shared.reshape(-1, 16), flat // 16
+        words = np.ascontiguousarray(held(run, here).reshape(-1, WARP, count).swapaxes(1, 2))
         stored = (_turned(words) if turned else words).view(np.uint8).reshape(-1, 16)
-        held = index, stored, cells[index]
-        spaces.check(run, lanes, Part(None, flat, run.shared), 16, writes=True, stored=held)
+        spaces.check(run, lanes, part, 16, writes=True, stored=(index, stored, cells[index]))
         cells[index] = stored
 
-    return together(store)
+    return together(move)
 
 
 def _movmatrix(run: Run, here: Group, i: Instruction, write: Act, words: Array) -> None:
@@ -362,8 +342,7 @@ def _wmma(d: Decoder, i: Instruction) -> Control:
 
 TABLE: Mapping[str, Builder] = {
     **dict.fromkeys(("mma.sync", "mma.sp.sync", "mma.sp::ordered_metadata.sync"), _mma),
-    "ldmatrix": _ldmatrix,
-    "stmatrix": _stmatrix,
+    **dict.fromkeys(("ldmatrix", "stmatrix"), _rows),
     "movmatrix": operation(_movmatrix, unit=WARP),
     **{f"wmma.load.{which}": _wmma_move for which in "abc"},
     "wmma.store.d": _wmma_move,
