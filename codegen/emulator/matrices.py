@@ -40,7 +40,7 @@ from .run import WARP, Group, Run
 from .spaces import shared_at
 from .values import TYPES, numbers
 
-__all__ = ["TABLE", "Fragment", "dense", "fragment", "narrowed", "shape_of", "sparsity"]
+__all__ = ["TABLE", "WarpMatrix", "dense", "fragment", "narrowed", "shape_of", "sparsity"]
 
 _CODES = {"e2m1": (2, 15), "e2m3": (0, 63), "e3m2": (0, 63)}
 """Where a byte has an element of 4 or 6 bits: its lowest bit, and a mask."""
@@ -61,7 +61,7 @@ def _each(kind: str) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Fragment:
+class WarpMatrix:
     """What registers of a warp hold of a matrix: row and column of each element, (32, count)."""
 
     registers: tuple[int, ...]
@@ -101,7 +101,7 @@ class Fragment:
             run.registers[register][group.index] = bits[:, n]
 
     def write(
-        self, run: Run, group: Group, values: Array, plus: Fragment | None, *,
+        self, run: Run, group: Group, values: Array, plus: WarpMatrix | None, *,
         saturates: bool = False,
     ) -> None:  # fmt: skip
         """Write matrices (warps, rows, columns), to which one of the same places is added."""
@@ -112,11 +112,11 @@ class Fragment:
         self.put(run, group, narrow.reshape(group.size, -1))
 
 
-def fragment(d: Decoder, text: str, kind: str, shape: tuple[int, int], each: int = 0) -> Fragment:
+def fragment(d: Decoder, text: str, kind: str, shape: tuple[int, int], each: int = 0) -> WarpMatrix:
     """Return the registers of a matrix: ``each`` elements, else a register's, are side by side."""
     registers = tuple(d.matrix(text, kind))
     count = len(registers) * _each(kind)
-    return Fragment(registers, kind, shape, *_places(shape[0], count, each or _each(kind)))
+    return WarpMatrix(registers, kind, shape, *_places(shape[0], count, each or _each(kind)))
 
 
 def narrowed(values: Array, dtype: np.dtype[Any], *, saturates: bool = False) -> Array:
@@ -283,7 +283,7 @@ def _movmatrix(run: Run, here: Group, i: Instruction, write: Act, words: Array) 
     write(here, _turned(np.ascontiguousarray(words)).reshape(-1))
 
 
-def _whole(d: Decoder, i: Instruction, which: str, kind: str, text: str) -> Fragment:
+def _whole(d: Decoder, i: Instruction, which: str, kind: str, text: str) -> WarpMatrix:
     """Read the operand ``which`` (a, b, c or d) of wmma's ``.m..n..k..``."""
     m, n, k = shape_of(i)
     rows, columns = {"a": (m, k), "b": (k, n)}.get(which, (m, n))
@@ -293,7 +293,7 @@ def _whole(d: Decoder, i: Instruction, which: str, kind: str, text: str) -> Frag
         raise d.error(f"{len(registers)} registers hold no {rows} x {columns} of {kind}")
     index = np.arange(WARP * count).reshape(WARP, count)
     row, column = index // columns % rows, index % columns
-    return Fragment(registers, kind, (rows, columns), row, column)
+    return WarpMatrix(registers, kind, (rows, columns), row, column)
 
 
 def _wmma_move(d: Decoder, i: Instruction) -> Control:

@@ -368,7 +368,7 @@ def _issue(
     if any(address >> 16 for address in scaled):
         run.find("tensor memory", "scales begin at another lane than 0")
         return
-    operands, held = [], []
+    operands = []
     for cta in ctas:
         named = [(b, shape.b, (shape.n // half, shape.depth), shape.turned[1])]
         if not from_tensor:
@@ -383,7 +383,7 @@ def _issue(
     lanes, columns = _places(shape, half, lane)
     quarters, span = np.unique(lanes // 32), (column, int(columns.max()) + 1)
     sizes = [-(-rows // WARP) for rows in (shape.m, shape.n)]
-    parts = [(address, size) for address, size in zip(scaled, sizes, strict=False)]
+    parts = list(zip(scaled, sizes, strict=False))
     for cta in ctas:
         if adds:
             access(run, cta, quarters, span, one, channel, writes=False)
@@ -391,8 +391,7 @@ def _issue(
             access(run, cta, quarters, (a & 0xFFFF, _A_COLUMNS), one, channel, writes=False)
         for part in parts:
             access(run, cta, np.arange(_QUARTERS), part, one, channel, writes=False)
-        held.append(access(run, cta, quarters, span, one, channel, writes=True))
-    run.tensor_last[thread] = held[-1]
+        run.tensor_last[thread] = access(run, cta, quarters, span, one, channel, writes=True)
     taken = (a & 0xFFFF) + _A_COLUMNS if from_tensor else 0
     if max(column + span[1], taken, *map(sum, parts)) > COLUMNS:
         return  # which access has reported
