@@ -415,7 +415,7 @@ def _arrive(run: Run, group: Group, i: Instruction, *given: Any) -> None:
         units, relaxed = here.threads // run.unit, "relaxed" in parts
         if counts.sum() <= barrier.pending:  # all in one phase: together
             units = units * 0
-        for unit in np.unique(units):  # else each with what it knows itself
+        for unit in dict.fromkeys(units.tolist()):  # else each with what it knows itself
             own = units == unit
             _arrive_as(run, barrier, here.where(own), counts[own], step, relaxed=relaxed)
 
