@@ -154,10 +154,6 @@ def width_of(kind: str) -> int:
     return TYPES[kind].itemsize if kind in TYPES else 8
 
 
-def _blank(match: re.Match[str]) -> str:
-    return re.sub(r"[^\n]", " ", match.group())
-
-
 @dataclass(slots=True)
 class _Body:
     """A kernel's body in the making: scopes are numbers, the innermost last."""
@@ -187,7 +183,8 @@ class _Reader:
 
     def __init__(self, text: str) -> None:
         text = text.removeprefix("\ufeff")
-        self.text = re.sub(r"/\*.*?\*/|//[^\n]*", _blank, text, flags=re.DOTALL)
+        comment = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)  # whose lines stay
+        self.text = comment.sub(lambda found: re.sub(r"[^\n]", " ", found.group()), text)
         self.ends = [m.start() for m in re.finditer("\n", self.text)]
         self.at = 0
 

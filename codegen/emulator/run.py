@@ -439,11 +439,6 @@ class Run:
         each = self.threads_per_cta // self.unit
         return self.first_cta + domain * self.cluster + (agent - 1) // each
 
-    @property
-    def first_unit(self) -> int:
-        """The agent of the grid that the first one of the batch is."""
-        return self.first_cta * (self.threads_per_cta // self.unit)
-
     def rows(self, group: Group) -> Array:
         """Return the clock rows of the group's threads."""
         return self.clocks.rows(*self.agents(group))
