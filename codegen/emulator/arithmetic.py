@@ -18,13 +18,13 @@ from typing import Any
 
 import numpy as np
 
-from .decoder import Action, Builder, Decoder, Source
+from .decoder import Act, Action, Builder, Decoder, Source, operation
 from .parser import Instruction
 from .report import Array
 from .run import Group, Run
-from .values import PACKED, TYPES, flushed, fma, quotient, root, rounded
+from .values import PACKED, TYPES, flushed, fma, numbers, quotient, root, rounded
 
-__all__ = ["TABLE", "apply", "by_type", "packed", "plain", "read"]
+__all__ = ["TABLE", "apply", "by_type", "of_parts", "of_type", "packed", "plain", "read"]
 
 _MODES = ("rn", "rz", "rm", "rp", "rna")
 _FLOATS = ("f16", "bf16", "f32", "f64", "tf32", "e4m3", "e5m2", "e2m1", "e2m3", "e3m2")
@@ -60,6 +60,16 @@ def by_type(make: Callable[[Instruction, np.dtype[Any]], Callable[..., Any]]) ->
     return build
 
 
+def of_parts(function: Callable[..., Any]) -> Builder:
+    """Return the builder of ``first operand = function(instruction, *the others)``."""
+    return lambda d, i: apply(d, i, functools.partial(function, i))
+
+
+def of_type(function: Callable[..., Any]) -> Builder:
+    """Return the builder of ``first operand = function(instruction, type, *the others)``."""
+    return by_type(lambda i, part: functools.partial(function, i, part))
+
+
 def _flushes(i: Instruction, kind: str) -> bool:
     flushes = ("f32",) if i.parts[0] == "cvt" else ("f32", "f16", "bf16")
     return "ftz" in i.parts and PACKED.get(kind, kind) in flushes
@@ -86,34 +96,29 @@ def packed(function: Callable[..., Array], part: np.dtype[Any]) -> Callable[...,
     return both
 
 
-def with_carry(d: Decoder, i: Instruction) -> Action:
-    """Build add, sub and mad with ``.cc``, and addc, subc and madc."""
-    name, kind = i.parts[0], i.parts[-1]
-    takes, sets, subtracts = name.endswith("c"), "cc" in i.parts, name.startswith("sub")
-    dtype = TYPES[kind]
-    raw = np.dtype(f"u{dtype.itemsize}")
-    reads = [d.source(text, kind) for text in i.operands[1:]]
-    write = d.target(i.operands[0], kind)
-    product = functools.partial(_upper, dtype=dtype) if "hi" in i.parts else _LOW
+def _with_carry(run: Run, group: Group, i: Instruction, write: Act, *values: Array) -> None:
+    """Do add, sub and mad with ``.cc``, and addc, subc and madc."""
+    dtype, name = values[-1].dtype, i.parts[0]
+    raw, subtracts = np.dtype(f"u{dtype.itemsize}"), name.startswith("sub")
+    if len(values) == 3:
+        first, second, third = values
+        upper = "hi" in i.parts
+        values = (_upper(first, second, dtype) if upper else first * second, third)
+    a, b = (v.astype(raw) for v in values)
+    carried = run.carry[group.index] if name.endswith("c") else np.bool_(subtracts)
+    taken = (carried != subtracts).astype(raw)
+    if subtracts:
+        result = a - b - taken
+        out = (a < b) | ((a == b) & (taken > 0))
+    else:
+        result = a + b + taken
+        out = (result < a) | ((result == a) & (taken > 0))
+    if "cc" in i.parts:
+        run.carry[group.index] = out != subtracts
+    write(group, result.view(dtype))
 
-    def act(run: Run, group: Group) -> None:
-        values = [np.broadcast_to(read(run, group), (group.size,)) for read in reads]
-        if len(values) == 3:
-            values = [product(values[0], values[1]), values[2]]
-        a, b = (v.astype(raw) for v in values)
-        carried = run.carry[group.index] if takes else np.bool_(subtracts)
-        taken = (carried != subtracts).astype(raw)
-        if subtracts:
-            result = a - b - taken
-            out = (a < b) | ((a == b) & (taken > 0))
-        else:
-            result = a + b + taken
-            out = (result < a) | ((result == a) & (taken > 0))
-        if sets:
-            run.carry[group.index] = out != subtracts
-        write(run, group, result.view(dtype))
 
-    return act
+with_carry = operation(_with_carry)
 
 
 def _mode(i: Instruction) -> str:
@@ -200,7 +205,7 @@ def _product(i: Instruction, dtype: np.dtype[Any]) -> Callable[..., Array]:
     """Return mul, mul24, mad and mad24 of integers."""
     product = _LOW
     if i.parts[0].endswith("24"):
-        product = _product24(i, dtype)
+        product = functools.partial(_product24, i, dtype)
     elif "wide" in i.parts:
         product = functools.partial(_wide, dtype=dtype)
     elif "hi" in i.parts:
@@ -211,17 +216,12 @@ def _product(i: Instruction, dtype: np.dtype[Any]) -> Callable[..., Array]:
     return lambda a, b, c: plus(product(a, b), c)
 
 
-def _product24(i: Instruction, dtype: np.dtype[Any]) -> Callable[[Array, Array], Array]:
+def _product24(i: Instruction, dtype: np.dtype[Any], a: Array, b: Array) -> Array:
     """Multiply the lower 24 bits; ``.lo`` are the lower 32 of the 48 bits, ``.hi`` the upper."""
-    shift = 16 if "hi" in i.parts else 0
-
-    def product(a: Array, b: Array) -> Array:
-        x, y = (np.asarray(v).astype(np.int64) & 0xFFFFFF for v in (a, b))
-        if dtype.kind == "i":
-            x, y = (v - ((v & 0x800000) << 1) for v in (x, y))
-        return (x * y >> shift).astype(dtype)
-
-    return product
+    x, y = (np.asarray(v).astype(np.int64) & 0xFFFFFF for v in (a, b))
+    if dtype.kind == "i":
+        x, y = (v - ((v & 0x800000) << 1) for v in (x, y))
+    return (x * y >> (16 if "hi" in i.parts else 0)).astype(dtype)
 
 
 def _fma(i: Instruction, dtype: np.dtype[Any]) -> Callable[..., Array]:
@@ -328,17 +328,14 @@ def _unary(name: str) -> Builder:
     return by_type(make)
 
 
-def _testp(i: Instruction, dtype: np.dtype[Any]) -> Callable[[Array], Array]:
-    tiny = np.finfo(dtype).tiny
-    tests: Mapping[str, Callable[[Array], Array]] = {
-        "finite": np.isfinite,
-        "infinite": np.isinf,
-        "number": lambda a: ~np.isnan(a),
-        "notanumber": np.isnan,
-        "normal": lambda a: np.isfinite(a) & (np.abs(a) >= tiny),
-        "subnormal": lambda a: (np.abs(a) < tiny) & (a != 0),
-    }
-    return tests[i.parts[1]]
+_CLASSES: Mapping[str, Callable[[Array], Array]] = {
+    "finite": np.isfinite,
+    "infinite": np.isinf,
+    "number": lambda a: ~np.isnan(a),
+    "notanumber": np.isnan,
+    "normal": lambda a: np.isfinite(a) & (np.abs(a) >= np.finfo(a.dtype).tiny),
+    "subnormal": lambda a: (np.abs(a) < np.finfo(a.dtype).tiny) & (a != 0),
+}
 
 
 def plain(function: Callable[..., Any]) -> Builder:
@@ -351,70 +348,54 @@ _TO_INTEGER: Mapping[str, Callable[[Array], Array]] = {
 }  # fmt: skip
 
 
-def _converted(d: Decoder, i: Instruction, of: str, to: str) -> Callable[[Array], Array]:
+def _converter(i: Instruction, of: str, to: str) -> Callable[[Array], Array]:
+    convert = functools.partial(_converted, i, of, to)
+    return _limited(i, convert) if to in _FLOATS else convert
+
+
+def _converted(i: Instruction, of: str, to: str, a: Array) -> Array:
     source, target = TYPES[of], TYPES[to]
-    integral = next((m for m in i.parts if m in _TO_INTEGER), "")
-    mode = _mode(i)
-    if of in _FLOATS and to not in _FLOATS:
-        limits, turn = np.iinfo(target), _TO_INTEGER[integral or "rzi"]
-        nothing = np.array(limits.min or limits.max // 2 + 1, target)
-        if of != "f64" and target.itemsize < 8:
-            nothing = target.type(0)
-
-        def to_integer(a: Array) -> Array:
-            whole = turn(np.asarray(a, np.float64))
-            low, high = target.type(limits.min), target.type(limits.max)
-            inside = np.where(whole >= float(high), high, whole.astype(target))
-            inside = np.where(whole <= float(low), low, inside)
-            return np.where(np.isnan(whole), nothing, inside)
-
-        return to_integer
-    if of in _FLOATS:
-        bounded = "satfinite" in i.parts
-
-        def to_float(a: Array) -> Array:
-            wide = np.atleast_1d(np.asarray(a, np.float64))
-            if integral:
-                wide = _TO_INTEGER[integral](wide)
-            return rounded(wide, 0, mode, to, bounded=bounded)
-
-        return _limited(i, to_float)
-    if to in _FLOATS:
+    if of not in _FLOATS and to not in _FLOATS:
+        if "sat" in i.parts:
+            types = np.iinfo(source), np.iinfo(target)
+            a = np.clip(a, max(t.min for t in types), min(t.max for t in types))
+        return a.astype(target)
+    mode, integral = _mode(i), next((m for m in i.parts if m in _TO_INTEGER), "")
+    if of not in _FLOATS:
         if mode == "rn" and target.kind == "f" and target.itemsize > 2:
-            return _limited(i, lambda a: a.astype(target))
-
-        def integer_to_float(a: Array) -> Array:
-            whole = np.atleast_1d(a)
-            high = whole >> 32 << 32 if source.itemsize == 8 else whole * 0
-            top, low = high.astype(np.float64), (whole - high).astype(np.float64)
-            wide = top + low
-            return rounded(wide, low - (wide - top), mode, to)
-
-        return _limited(i, integer_to_float)
-    if "sat" in i.parts:
-        limits = np.iinfo(target)
-        low, high = max(limits.min, np.iinfo(source).min), min(limits.max, np.iinfo(source).max)
-        return lambda a: np.clip(a, low, high).astype(target)
-    return lambda a: a.astype(target)
+            return a.astype(target)
+        whole = np.atleast_1d(a)
+        high = whole >> 32 << 32 if source.itemsize == 8 else whole * 0
+        top, low = high.astype(np.float64), (whole - high).astype(np.float64)
+        total = top + low
+        return rounded(total, low - (total - top), mode, to)
+    wide = np.asarray(a, np.float64)
+    if to in _FLOATS:
+        wide = _TO_INTEGER[integral](wide) if integral else wide
+        return rounded(np.atleast_1d(wide), 0, mode, to, bounded="satfinite" in i.parts)
+    limits, whole = np.iinfo(target), _TO_INTEGER[integral or "rzi"](wide)
+    nothing = np.array(limits.min or limits.max // 2 + 1, target)
+    if of != "f64" and target.itemsize < 8:
+        nothing = target.type(0)
+    least, most = target.type(limits.min), target.type(limits.max)
+    inside = np.where(whole >= float(most), most, whole.astype(target))
+    inside = np.where(whole <= float(least), least, inside)
+    return np.where(np.isnan(whole), nothing, inside)
 
 
 def _cvt(d: Decoder, i: Instruction) -> Action:
     to, of = i.parts[-2:]
     d.kinds = (to, *d.kinds[1:])  # tf32, where the form says its register's b32
     if not to.endswith("x2"):
-        return apply(d, i, _converted(d, i, of, to))
+        return apply(d, i, _converter(i, of, to))
     part, inner = to[:-2], of.removesuffix("x2")
-    dtype, whole, convert = TYPES[part], TYPES[to], _converted(d, i, inner, part)
+    dtype, whole, convert = TYPES[part], TYPES[to], _converter(i, inner, part)
 
     def pack(*given: Array) -> Array:
         """Convert two halves of one register, or two registers, of which the last is the lower."""
-        parts = [np.ascontiguousarray(np.atleast_1d(v)) for v in given]
-        if of == "e2m1x2":  # two in a byte
-            parts = [np.stack([parts[0] & 15, parts[0] >> 4], -1).reshape(-1)]
-        parts = [v.view(TYPES[inner]) for v in parts]
-        if len(parts) == 2:
-            parts = [np.stack(np.broadcast_arrays(*map(np.atleast_1d, given[::-1])), -1)]
-        made = np.ascontiguousarray(convert(parts[0])).astype(dtype)
+        halves = [numbers(np.atleast_1d(v), of) for v in given[::-1]]
+        values = np.stack(np.broadcast_arrays(*halves), -1) if len(halves) == 2 else halves[0]
+        made = np.ascontiguousarray(convert(values)).astype(dtype)
         if to == "e2m1x2":
             codes = made.view(np.uint8).reshape(-1, 2)
             return codes[:, 0] | codes[:, 1] << 4
@@ -423,18 +404,14 @@ def _cvt(d: Decoder, i: Instruction) -> Action:
     return apply(d, i, pack)
 
 
-def _cvt_pack(d: Decoder, i: Instruction) -> Action:
+def _cvt_pack(i: Instruction, a: Array, b: Array, c: Any = 0) -> Array:
     """Keep two numbers to a type's limits; the first is the upper one, and c stands above both."""
     size = int(i.parts[3][1:])
     low = -1 << size - 1 if i.parts[3][0] == "s" else 0
-
-    def pack(a: Array, b: Array, c: Any = 0) -> Array:
-        fields = (np.clip(v, low, low + (1 << size) - 1) & (1 << size) - 1 for v in (a, b))
-        upper, lower = (f.astype(np.int64) for f in fields)
-        word: Array = lower | upper << size | np.asarray(c).astype(np.int64) << 2 * size
-        return word.astype(np.uint32)
-
-    return apply(d, i, pack)
+    fields = (np.clip(v, low, low + (1 << size) - 1) & (1 << size) - 1 for v in (a, b))
+    upper, lower = (f.astype(np.int64) for f in fields)
+    word: Array = lower | upper << size | np.asarray(c).astype(np.int64) << 2 * size
+    return word.astype(np.uint32)
 
 
 TABLE: Mapping[str, Builder] = {
@@ -447,9 +424,9 @@ TABLE: Mapping[str, Builder] = {
     "rem": plain(lambda a, b: a - b * _divided(a, b).astype(a.dtype)),
     "sad": plain(lambda a, b, c: c + np.where(a < b, b - a, a - b).astype(c.dtype)),
     "copysign": plain(lambda a, b: np.copysign(b, a)),
-    "testp": by_type(_testp),
+    "testp": by_type(lambda i, dtype: _CLASSES[i.parts[1]]),
     "cvt": _cvt,
-    "cvt.pack": _cvt_pack,
+    "cvt.pack": of_parts(_cvt_pack),
     **dict.fromkeys(("mul24", "mad24"), by_type(_product)),
     **dict.fromkeys(("addc", "subc", "madc"), with_carry),
 }

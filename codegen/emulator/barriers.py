@@ -15,17 +15,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
 from .accesses import stamps
 from .clocks import FAR, FENCED, INITS, LIFE, ORDER, PROXIED, RESERVED, SC, SEEN
-from .decoder import Action, Builder, Control, Decoder, Source, Target, together
-from .map_objects import acquire as acquire_map
-from .memory import SHARED, Part
-from .moves import space_of
+from .decoder import Act, Builder, Control, Decoder, bound, operation, together
+from .memory import Part
 from .parser import Instruction
-from .races import check
+from .races import check, fence_map
 from .report import Array
 from .run import WARP, ClusterBarrier, Group, Mbarrier, NamedBarrier, Run, Waiter, one_of
 from .scopes import fence as order
@@ -38,65 +37,68 @@ _MOST_BYTES = (1 << 20) - 1  # spec: "Tx-count"
 _BYTES = 8
 
 
-def _bar(d: Decoder, i: Instruction) -> Control:
+def _by_warps(act: Act) -> Builder:
+    """Return the builder of what whole warps do together if it is aligned, else whoever comes."""
+
+    def build(d: Decoder, i: Instruction) -> Control:
+        return together(bound(d, i, act)) if _aligned(i) else Control(bound(d, i, act), WARP)
+
+    return build
+
+
+def _aligned(i: Instruction) -> bool:
+    return i.parts[0] == "bar" or "aligned" in i.parts
+
+
+def _bar(run: Run, complete: Group, i: Instruction, *given: Any) -> None:
     """bar.sync, bar.arrive and bar.red, under both of their names."""
-    parts = i.parts
-    aligned = parts[0] == "bar" or "aligned" in parts
-    arrives = "arrive" in parts
-    reduces = next((p for p in ("popc", "and", "or") if p in parts), "") if "red" in parts else ""
-    operands = list(i.operands)
-    if reduces:
-        kind = "u32" if reduces == "popc" else "pred"
-        write, vote = d.target(operands.pop(0), kind), d.source(operands.pop(), "pred")
-    number = d.source(operands[0], "u32")
-    count = d.source(operands[1], "u32") if len(operands) > 1 else None
-
-    def sync(run: Run, complete: Group) -> None:
-        step = run.tick()
-        numbers = np.broadcast_to(number(run, complete), (complete.size,))
-        counts = np.broadcast_to(count(run, complete) if count else 0, (complete.size,))
-        if numbers.max() >= _NAMED:
-            run.find("barrier", f"barrier {numbers.max()}; a CTA has 0 to {_NAMED - 1}")
-            return
-        if (counts % WARP).any():
-            why, size = f"counts {counts.max()} threads", int(np.prod(run.block))
-            right = run.right(run.pc, 1 + bool(reduces), size, f"{why}, the CTA has {size}")
-            message = f"a count of {counts.max()} threads is no multiple of {WARP}"
-            run.find("barrier", message, numbers=(right,))
-        if not arrives and not reduces and _all_at_once(run, complete, numbers, counts, step):
-            return
-        ballot = vote(run, complete) if reduces else None
-        for here in _parts(run, complete, numbers, counts, aligned=aligned):
-            mask = np.isin(complete.threads, here.threads)
-            cta, which = int(here.threads[0]) // run.threads_per_cta, int(numbers[mask][0])
-            barrier = run.named.setdefault((cta, which), NamedBarrier(run.clocks.nothing()))
-            say = "at barrier {1}, where {0.arrived} of {0.expected} arrived".format
-            says = functools.partial(say, barrier, which)
-            waiter = Waiter(run.pc + 1, here, says, barrier=barrier)
-            _join(run, barrier, here, int(counts[mask][0]), step)
-            _known_to_be_open(run, (cta, which), barrier, here, step)
-            warps = set(here.warp_numbers.tolist())
-            if aligned and barrier.joined & warps:
-                run.find("barrier", "arrives twice before it completes", who=int(here.threads[0]))
-            barrier.joined |= warps
-            barrier.arrived += here.warps * WARP if aligned and barrier.counted else here.size
-            if not arrives:
-                barrier.waiters.append(waiter)
-                run.wait(waiter)
-            if ballot is not None:
-                barrier.votes.append(np.broadcast_to(ballot, (complete.size,))[mask])
-                waiter.resume = functools.partial(_reduce, run, barrier, here, reduces, write)
-            if barrier.arrived > barrier.expected:
-                run.find(
-                    "barrier",
-                    f"{barrier.arrived} threads are at barrier {which}, which expects "
-                    f"{barrier.expected}",
-                    thread=int(here.threads[0]),
-                )
-            if barrier.arrived >= barrier.expected:
-                _complete(run, (cta, which))
-
-    return together(sync) if aligned else Control(sync, WARP)
+    arrives, aligned, step = "arrive" in i.parts, _aligned(i), run.tick()
+    reduces = next((p for p in ("popc", "and", "or") if p in i.parts), "")
+    write, *rest, ballot = given if reduces else (None, *given, None)
+    numbers, counts = (*rest, np.zeros(complete.size, int))[:2]
+    if numbers.max() >= _NAMED:
+        run.find("barrier", f"barrier {numbers.max()}; a CTA has 0 to {_NAMED - 1}")
+        return
+    if (counts % WARP).any():
+        why, size = f"counts {counts.max()} threads", int(np.prod(run.block))
+        right = run.right(run.pc, 1 + bool(reduces), size, f"{why}, the CTA has {size}")
+        message = f"a count of {counts.max()} threads is no multiple of {WARP}"
+        run.find("barrier", message, numbers=(right,))
+    if not arrives and not reduces and _all_at_once(run, complete, numbers, counts, step):
+        return
+    for here in _parts(run, complete, numbers, counts, aligned=aligned):
+        mask = np.isin(complete.threads, here.threads)
+        cta, which = int(here.threads[0]) // run.threads_per_cta, int(numbers[mask][0])
+        barrier = run.named.setdefault((cta, which), NamedBarrier(run.clocks.nothing()))
+        say = "at barrier {1}, where {0.arrived} of {0.expected} arrived".format
+        says = functools.partial(say, barrier, which)
+        waiter = Waiter(run.pc + 1, here, says, barrier=barrier)
+        clock, expected = run.clocks.snapshot(*run.members(here), step), int(counts[mask][0])
+        barrier.clock = run.clocks.join(barrier.clock, clock)
+        if barrier.expected and expected and barrier.expected != expected:
+            run.find("barrier", f"barrier with counts {barrier.expected} and {expected}")
+        barrier.expected, barrier.counted = expected or run.live_in(cta), bool(expected)
+        _known_to_be_open(run, (cta, which), barrier, here, step)
+        warps = set(here.warp_numbers.tolist())
+        if aligned and barrier.joined & warps:
+            run.find("barrier", "arrives twice before it completes", who=int(here.threads[0]))
+        barrier.joined |= warps
+        barrier.arrived += here.warps * WARP if aligned and barrier.counted else here.size
+        if not arrives:
+            barrier.waiters.append(waiter)
+            run.wait(waiter)
+        if reduces:
+            barrier.votes.append(ballot[mask])
+            waiter.resume = functools.partial(_reduce, barrier, here, reduces, write)
+        if barrier.arrived > barrier.expected:
+            run.find(
+                "barrier",
+                f"{barrier.arrived} threads are at barrier {which}, which expects "
+                f"{barrier.expected}",
+                thread=int(here.threads[0]),
+            )
+        if barrier.arrived >= barrier.expected:
+            _complete(run, (cta, which))
 
 
 def _parts(
@@ -125,17 +127,6 @@ def _all_at_once(run: Run, group: Group, numbers: Array, counts: Array, step: in
     return True
 
 
-def _join(run: Run, barrier: NamedBarrier, group: Group, expected: int, step: int) -> None:
-    """Take the clocks of those who arrive, and how many are expected (0: all of the CTA)."""
-    clock = run.clocks.snapshot(*run.members(group), step)
-    barrier.clock = run.clocks.join(barrier.clock, clock)
-    if barrier.expected and expected and barrier.expected != expected:
-        run.find("barrier", f"barrier with counts {barrier.expected} and {expected}")
-    cta = int(group.threads[0]) // run.threads_per_cta
-    everyone = run.live_in(cta)
-    barrier.expected, barrier.counted = expected or everyone, bool(expected)
-
-
 def _known_to_be_open(
     run: Run, key: tuple[int, int], barrier: NamedBarrier, group: Group, step: int
 ) -> None:
@@ -162,10 +153,10 @@ def _complete(run: Run, key: tuple[int, int]) -> None:
     run.release(barrier.waiters, barrier.clock)
 
 
-def _reduce(run: Run, barrier: NamedBarrier, group: Group, how: str, write: Target) -> None:
+def _reduce(barrier: NamedBarrier, group: Group, how: str, write: Act) -> None:
     ballots = np.concatenate(barrier.votes)
     result = {"popc": ballots.sum(), "and": ballots.all(), "or": ballots.any()}[how]
-    write(run, group, np.full(group.size, result))
+    write(group, np.full(group.size, result))
 
 
 def end(run: Run, group: Group) -> None:
@@ -203,45 +194,33 @@ def _check_exit(run: Run, cta: int) -> None:
             )
 
 
-def _cluster(d: Decoder, i: Instruction) -> Control:
-    waits = "wait" in i.parts
-
-    def barrier(run: Run, complete: Group) -> None:
-        step, each = run.tick(), run.cluster * run.threads_per_cta
-        domains = complete.threads // each
-        for domain in np.unique(domains).tolist():
-            if domain not in run.clusters:
-                (arrived, owed), nothing = np.zeros((2, each), bool), run.clocks.nothing
-                run.clusters[domain] = ClusterBarrier(arrived, owed, nothing(), nothing())
-            state = run.clusters[domain]
-            here = complete.where(domains == domain)
-            _, agents = run.members(here)
-            _in_turn(run, state.owed, here, here.threads - domain * each, waits=waits)
-            if waits:
-                if state.arrived[here.threads - domain * each].any():
-                    says = functools.partial(_cluster_says, run, domain)
-                    waiter = Waiter(run.pc + 1, here, says)
-                    run.wait(waiter)
-                    state.waiters.append(waiter)
-                else:
-                    run.clocks.acquire(domain, agents, state.released)
-                continue
-            relaxed = "relaxed" in i.parts
+def _cluster(run: Run, complete: Group, i: Instruction) -> None:
+    step, each = run.tick(), run.cluster * run.threads_per_cta
+    waits, relaxed = "wait" in i.parts, "relaxed" in i.parts
+    domains = complete.threads // each
+    for domain in np.unique(domains).tolist():
+        if domain not in run.clusters:
+            (arrived, owed), nothing = np.zeros((2, each), bool), run.clocks.nothing
+            run.clusters[domain] = ClusterBarrier(arrived, owed, nothing(), nothing())
+        state, here = run.clusters[domain], complete.where(domains == domain)
+        _, agents = run.members(here)
+        at = here.threads - domain * each
+        if (wrong := state.owed[at] != waits).any():  # who waits waits for itself too
+            does = "waits, and has not arrived" if waits else "arrives again, and has not waited"
+            thread = int(here.threads[wrong.argmax()])
+            run.find("barrier", f"{does} at the cluster's barrier", who=thread)
+        state.owed[at] = not waits
+        if not waits:
             clock = run.released(domain, agents, step, relaxed=relaxed)
-            state.arrived[here.threads - domain * each] = True
+            state.arrived[at] = True
             state.clock = run.clocks.join(state.clock, clock)
             _cluster_turn(run, domain, state)
-
-    return together(barrier) if "aligned" in i.parts else Control(barrier, WARP)
-
-
-def _in_turn(run: Run, owed: Array, group: Group, at: Array, *, waits: bool) -> None:
-    """Threads arrive, then wait: who waits has to have arrived, as it waits for itself too."""
-    if (owed[at] != waits).any():
-        does = "waits, and has not arrived" if waits else "arrives again, and has not waited"
-        thread = int(group.threads[(owed[at] != waits).argmax()])
-        run.find("barrier", f"{does} at the cluster's barrier", who=thread)
-    owed[at] = not waits
+        elif state.arrived[at].any():
+            waiter = Waiter(run.pc + 1, here, functools.partial(_cluster_says, run, domain))
+            run.wait(waiter)
+            state.waiters.append(waiter)
+        else:
+            run.clocks.acquire(domain, agents, state.released)
 
 
 def _cluster_says(run: Run, domain: int) -> str:
@@ -292,10 +271,14 @@ def at_barrier(
 
 
 def each_barrier(
-    run: Run, group: Group, addresses: Array, *, remote: bool
+    run: Run, group: Group, addresses: Array, i: Instruction
 ) -> list[tuple[int, Group]]:
-    """Return each barrier's offset in ``run.shared``, and the threads that name it."""
-    found = shared_at(run, group, addresses, _BYTES, remote=remote)
+    """Return each barrier's offset in ``run.shared``, and the threads that name it.
+
+    It may be another CTA's, if the instruction does not say that it is of its own.
+    """
+    own = {"shared", "shared::cta"} & set(i.parts)
+    found = shared_at(run, group, addresses, _BYTES, remote=not own)
     if found is None:
         return []
     here, flat = found
@@ -305,52 +288,36 @@ def each_barrier(
 
 
 def barriers_at(
-    run: Run, group: Group, addresses: Array, does: str, *, remote: bool
+    run: Run, group: Group, addresses: Array, does: str, i: Instruction
 ) -> Iterator[tuple[Mbarrier, Group]]:
     """Yield each live barrier there, and the threads that name it; report where there is none."""
-    for flat, here in each_barrier(run, group, addresses, remote=remote):
+    for flat, here in each_barrier(run, group, addresses, i):
         barrier = at_barrier(run, flat, here, does)
         if barrier is not None:
             yield barrier, here
 
 
-def _where(d: Decoder, text: str, i: Instruction) -> tuple[Source, bool]:
-    """Return how the barrier's address is read, and whether it may be another CTA's."""
-    at, space = d.address(text), space_of(d, i)
-    d.touch(_BYTES)
-    if space == "generic":
-        return lambda run, group: at(run, group) - SHARED, True
-    return at, space == "cluster"
-
-
-def _init(d: Decoder, i: Instruction) -> Action:
-    at, remote = _where(d, i.operands[0], i)
-    count = d.source(i.operands[1], "u32")
-
-    def init(run: Run, group: Group) -> None:
-        counts = np.broadcast_to(count(run, group), (group.size,))
-        step = run.tick()
-        for flat, here in each_barrier(run, group, at(run, group), remote=remote):
-            thread = int(here.threads[0])
-            if flat in run.mbarriers or here.size > 1:
-                made = run.mbarriers.get(flat, "mbarrier")
-                run.find("barrier", f"{made} is made again", thread=thread)
-            expected = int(counts[group.threads == thread][0])
-            if not 1 <= expected <= _MOST_BYTES:
-                run.find("barrier", f"an mbarrier of {expected} arrivals; 1 to {_MOST_BYTES} are")
-            domain, agent = run.agents_of(thread)
-            cta, offset = divmod(flat, run.shared_bytes)
-            name = f"the loads onto the mbarrier at shared byte {offset}"
-            part = Part(None, np.array([flat]), run.shared)
-            check(run, one_of(thread), part, _BYTES, writes=True, does="makes an mbarrier in")
-            _own(run, flat, RESERVED, step)
-            channel = run.clocks.channel(domain, name, asynchronous=True)
-            nothing = run.clocks.nothing
-            run.mbarriers[flat] = Mbarrier(
-                cta, offset, expected, channel, agent, step, nothing(), nothing(), expected
-            )
-
-    return init
+def _init(run: Run, group: Group, i: Instruction, addresses: Array, counts: Array) -> None:
+    step = run.tick()
+    for flat, here in each_barrier(run, group, addresses, i):
+        thread = int(here.threads[0])
+        if flat in run.mbarriers or here.size > 1:
+            made = run.mbarriers.get(flat, "mbarrier")
+            run.find("barrier", f"{made} is made again", thread=thread)
+        expected = int(counts[group.threads == thread][0])
+        if not 1 <= expected <= _MOST_BYTES:
+            run.find("barrier", f"an mbarrier of {expected} arrivals; 1 to {_MOST_BYTES} are")
+        domain, agent = run.agents_of(thread)
+        cta, offset = divmod(flat, run.shared_bytes)
+        name = f"the loads onto the mbarrier at shared byte {offset}"
+        part = Part(None, np.array([flat]), run.shared)
+        check(run, one_of(thread), part, _BYTES, writes=True, does="makes an mbarrier in")
+        _own(run, flat, RESERVED, step)
+        channel = run.clocks.channel(domain, name, asynchronous=True)
+        nothing = run.clocks.nothing
+        run.mbarriers[flat] = Mbarrier(
+            cta, offset, expected, channel, agent, step, nothing(), nothing(), expected
+        )
 
 
 def _own(run: Run, flat: int, agent: int, step: int) -> None:
@@ -360,18 +327,12 @@ def _own(run: Run, flat: int, agent: int, step: int) -> None:
     run.inside.note("write", places, stamps(agent, 0, step=step))
 
 
-def _inval(d: Decoder, i: Instruction) -> Action:
-    at, remote = _where(d, i.operands[0], i)
-
-    def invalidate(run: Run, group: Group) -> None:
-        step = run.tick()
-        addresses = at(run, group)
-        for barrier, here in barriers_at(run, group, addresses, "invalidates", remote=remote):
-            flat = barrier.cta * run.shared_bytes + barrier.offset
-            del run.mbarriers[flat]
-            _own(run, flat, run.agents_of(int(here.threads[0]))[1], step)
-
-    return invalidate
+def _inval(run: Run, group: Group, i: Instruction, addresses: Array) -> None:
+    step = run.tick()
+    for barrier, here in barriers_at(run, group, addresses, "invalidates", i):
+        flat = barrier.cta * run.shared_bytes + barrier.offset
+        del run.mbarriers[flat]
+        _own(run, flat, run.agents_of(int(here.threads[0]))[1], step)
 
 
 def arrive(run: Run, barrier: Mbarrier, count: int, clock: Array) -> None:
@@ -436,55 +397,42 @@ def _passed(barrier: Mbarrier, parity: int) -> bool:
     return barrier.phase & 1 != parity
 
 
-def _arrive(d: Decoder, i: Instruction) -> Action:
+def _arrive(run: Run, group: Group, i: Instruction, *given: Any) -> None:
     """Arrive, with or without a count, and with bytes to expect; expect_tx alone too."""
-    parts = i.parts
-    arrives = parts[1].startswith("arrive")
-    expects, drops = "expect_tx" in parts, "arrive_drop" in parts
-    operands = list(i.operands)
-    state = (
-        d.target(operands.pop(0), "b64") if arrives and not operands[0].startswith("[") else None
-    )
-    at, remote = _where(d, operands[0], i)
-    number = d.source(operands[1], "u32") if len(operands) > 1 else None
-    relaxed = "relaxed" in parts
-
-    def act(run: Run, group: Group) -> None:
-        numbers = np.broadcast_to(number(run, group) if number else 1, (group.size,))
-        step = run.tick()
-        for barrier, here in barriers_at(run, group, at(run, group), "arrives at", remote=remote):
-            if not run.live_in(barrier.cta):
-                cta = run.cta_name(barrier.cta)
-                run.find("exit", f"{cta} has ended, and its {barrier} is still used")
-            for thread in run.units(here).tolist():
-                run.remote(barrier.cta, thread, run.agents_of(thread)[1], step)
-            mine = numbers[np.isin(group.threads, here.threads)]
-            total = int(mine.sum())
-            if state is not None:
-                state(run, here, _tokens(barrier, np.ones_like(mine) if expects else mine))
-            if "complete_tx" in parts:
-                barrier.bytes -= total
-                _turn(run, barrier)
-                continue
-            if expects:
-                barrier.said.setdefault(run.pc, []).extend(mine.tolist())
-                barrier.bytes += total
-                if abs(barrier.bytes) > _MOST_BYTES:
-                    run.find("barrier", f"{barrier}: at most {_MOST_BYTES} B are counted")
-            if not arrives:
-                continue
-            counts = np.ones_like(mine) if expects else mine
-            if "noComplete" in parts and counts.sum() >= barrier.pending:
-                run.find("barrier", f"arrivals with .noComplete complete the {barrier}")
-            barrier.expected -= int(counts.sum()) if drops else 0
-            if counts.sum() <= barrier.pending:  # all in one phase: together
-                _arrive_as(run, barrier, here, counts, step, relaxed=relaxed)
-                continue
-            for thread in run.units(here).tolist():  # each with what it knows itself
-                own = here.threads // run.unit == thread // run.unit
-                _arrive_as(run, barrier, here.where(own), counts[own], step, relaxed=relaxed)
-
-    return act
+    parts, step = i.parts, run.tick()
+    arrives, expects = parts[1].startswith("arrive"), "expect_tx" in parts
+    state, addresses, *rest = given if arrives else (None, *given)
+    numbers = rest[0] if rest else np.ones(group.size, np.uint32)
+    for barrier, here in barriers_at(run, group, addresses, "arrives at", i):
+        if not run.live_in(barrier.cta):
+            cta = run.cta_name(barrier.cta)
+            run.find("exit", f"{cta} has ended, and its {barrier} is still used")
+        for thread in run.units(here).tolist():
+            run.remote(barrier.cta, thread, run.agents_of(thread)[1], step)
+        mine = numbers[np.isin(group.threads, here.threads)]
+        total, counts = int(mine.sum()), np.ones_like(mine) if expects else mine
+        if state is not None:
+            state(here, _tokens(barrier, counts))
+        if "complete_tx" in parts:
+            barrier.bytes -= total
+            _turn(run, barrier)
+            continue
+        if expects:
+            barrier.said.setdefault(run.pc, []).extend(mine.tolist())
+            barrier.bytes += total
+            if abs(barrier.bytes) > _MOST_BYTES:
+                run.find("barrier", f"{barrier}: at most {_MOST_BYTES} B are counted")
+        if not arrives:
+            continue
+        if "noComplete" in parts and counts.sum() >= barrier.pending:
+            run.find("barrier", f"arrivals with .noComplete complete the {barrier}")
+        barrier.expected -= int(counts.sum()) if "arrive_drop" in parts else 0
+        units, relaxed = here.threads // run.unit, "relaxed" in parts
+        if counts.sum() <= barrier.pending:  # all in one phase: together
+            units = units * 0
+        for unit in dict.fromkeys(units.tolist()):  # else each with what it knows itself
+            own = units == unit
+            _arrive_as(run, barrier, here.where(own), counts[own], step, relaxed=relaxed)
 
 
 def _arrive_as(
@@ -521,40 +469,33 @@ def _tokens(barrier: Mbarrier, numbers: Array) -> Array:
     return tokens
 
 
-def _wait(d: Decoder, i: Instruction) -> Control:
+def _wait(
+    run: Run, group: Group, i: Instruction, write: Act, addresses: Array,
+    parities: Array, *_: Array,
+) -> None:  # fmt: skip
     """try_wait sleeps until the phase is complete, test_wait only looks.
 
     The phase is given by its parity, or by an arrival's state, which here is its number.
     """
-    tests = "test_wait" in i.parts
-    write = d.target(i.operands[0], "pred")
-    at, remote = _where(d, i.operands[1], i)
-    parity = d.source(i.operands[2], "u32" if "parity" in i.parts else "u64")
     relaxed = "relaxed" in i.parts
-
-    def wait(run: Run, group: Group) -> None:
-        parities = np.broadcast_to(parity(run, group), (group.size,))
-        addresses = at(run, group)
-        run.tick()
-        write(run, group, np.ones(group.size, bool))  # which those who sleep find when they wake
-        for barrier, there in barriers_at(run, group, addresses, "waits at", remote=remote):
-            if (there.threads // run.threads_per_cta != barrier.cta).any():
-                run.find("barrier", "waits at a remote one", who=int(there.threads[0]))
-            mine = parities[np.isin(group.threads, there.threads)] & 1
-            for bit in np.unique(mine).tolist():
-                here = there.where(mine == bit)
-                resume = functools.partial(_acquire, run, barrier, here, run.pc, relaxed=relaxed)
-                if _passed(barrier, bit):
-                    resume()
-                elif tests:
-                    write(run, here, np.zeros(here.size, bool))
-                else:
-                    say = functools.partial("for parity {} of the {}".format, bit, barrier)
-                    waiter = Waiter(run.pc + 1, here, say, resume, barrier)
-                    run.wait(waiter)
-                    barrier.waiters.append((bit, waiter))
-
-    return Control(wait)
+    run.tick()
+    write(group, np.ones(group.size, bool))  # which those who sleep find when they wake
+    for barrier, there in barriers_at(run, group, addresses, "waits at", i):
+        if (there.threads // run.threads_per_cta != barrier.cta).any():
+            run.find("barrier", "waits at a remote one", who=int(there.threads[0]))
+        mine = parities[np.isin(group.threads, there.threads)] & 1
+        for bit in np.unique(mine).tolist():
+            here = there.where(mine == bit)
+            resume = functools.partial(_acquire, run, barrier, here, run.pc, relaxed=relaxed)
+            if _passed(barrier, bit):
+                resume()
+            elif "test_wait" in i.parts:
+                write(here, np.zeros(here.size, bool))
+            else:
+                say = functools.partial("for parity {} of the {}".format, bit, barrier)
+                waiter = Waiter(run.pc + 1, here, say, resume, barrier)
+                run.wait(waiter)
+                barrier.waiters.append((bit, waiter))
 
 
 def _acquire(run: Run, barrier: Mbarrier, group: Group, pc: int, *, relaxed: bool) -> None:
@@ -567,24 +508,21 @@ def _acquire(run: Run, barrier: Mbarrier, group: Group, pc: int, *, relaxed: boo
     run.clocks.acquire(domain, agents, clock)
 
 
-def _fence(d: Decoder, i: Instruction) -> Action:
-    """Fences: of proxies, of barriers' initialisation, or of all, for relaxed arrivals after it."""
-    if i.operands:
-        return acquire_map(d, i)
-    proxy = "proxy" in i.parts and any(p.startswith("async") for p in i.parts)
-    clocks = [PROXIED] * (proxy and "global" not in i.parts)
-    clocks += [FENCED] * (proxy and not any("shared" in p for p in i.parts))
-    clocks += [INITS] * ("mbarrier_init" in i.parts)
-
-    def fence(run: Run, group: Group) -> None:
-        step = run.tick()
-        for domain, agents in run.by_domain(group):
-            for clock in clocks:
-                run.clocks.fence(domain, agents, step, clock)
-        if "proxy" not in i.parts and "mbarrier_init" not in i.parts:
-            order(run, group, step, i)
-
-    return fence
+def _fence(run: Run, group: Group, i: Instruction, *maps: Array) -> None:
+    """Fence proxies, barriers' initialisation, maps, or all, for relaxed arrivals after it."""
+    if maps:
+        fence_map(run, group, maps[0])
+        return
+    step, parts = run.tick(), i.parts
+    proxy = "proxy" in parts and any(p.startswith("async") for p in parts)
+    clocks = [PROXIED] * (proxy and "global" not in parts)
+    clocks += [FENCED] * (proxy and not any("shared" in p for p in parts))
+    clocks += [INITS] * ("mbarrier_init" in parts)
+    for domain, agents in run.by_domain(group):
+        for clock in clocks:
+            run.clocks.fence(domain, agents, step, clock)
+    if "proxy" not in parts and "mbarrier_init" not in parts:
+        order(run, group, step, i)
 
 
 def unfinished(run: Run) -> None:
@@ -595,15 +533,16 @@ def unfinished(run: Run) -> None:
 
 
 TABLE: Mapping[str, Builder] = {
-    **dict.fromkeys(("bar", "barrier"), _bar),
-    "barrier.cluster": _cluster,
-    "mbarrier.init": _init,
-    "mbarrier.inval": _inval,
+    **dict.fromkeys(("bar", "barrier"), _by_warps(_bar)),
+    "barrier.cluster": _by_warps(_cluster),
+    "mbarrier.init": operation(_init, touches=_BYTES),
+    "mbarrier.inval": operation(_inval, touches=_BYTES),
     **{
-        f"mbarrier.{does}": _arrive
+        f"mbarrier.{does}": operation(_arrive, touches=_BYTES)
         for does in ("arrive", "arrive_drop", "complete_tx", "expect_tx")
     },
-    **dict.fromkeys(("mbarrier.try_wait", "mbarrier.test_wait"), _wait),
-    **dict.fromkeys(("fence", "fence.proxy", "membar.proxy", "membar"), _fence),
+    "mbarrier.try_wait": operation(_wait, touches=_BYTES, unit=1),
+    "mbarrier.test_wait": operation(_wait, touches=_BYTES, unit=1),
+    **dict.fromkeys(("fence", "fence.proxy", "membar.proxy", "membar"), operation(_fence)),
 }
 """This family's builders by entry."""

@@ -18,8 +18,7 @@ import numpy as np
 from .barriers import at_barrier
 from .clocks import PROXIED
 from .copies import send
-from .decoder import Action, Builder, Decoder, each_thread
-from .memory import SHARED
+from .decoder import Action, Builder, Decoder, operation
 from .parser import Instruction
 from .report import Array
 from .run import Group, Run, one_of
@@ -30,37 +29,30 @@ __all__ = ["TABLE"]
 _BYTES = 16
 
 
-def _request(d: Decoder, i: Instruction) -> Action:
-    to, bar = d.address(i.operands[0]), d.address(i.operands[1])
-    start = 0 if "shared::cta" in i.parts else SHARED
-    everyone = "multicast::cluster::all" in i.parts
-    d.touch(_BYTES)
-    d.touch(8)
-
-    def request(run: Run, group: Group) -> None:
-        for thread, address, bar_at in each_thread(run, group, to, bar):
-            own, one = thread // run.threads_per_cta, one_of(thread)
-            if own in run.none_left:
-                message = "asks for a cluster, though it has seen that there was none"
-                run.find("barrier", message, who=thread)
-            answer, late = np.zeros(4, np.uint32), run.completion == "random"
-            if run.next_cta[0] < np.prod(run.grid) and not (late and run.random.random() < 0.25):
-                answer[0], answer[1:] = 1, run.place(np.array([run.next_cta[0]]))[:, 0]
-                run.next_cta[0] += run.cluster
-            found = shared_at(run, one, np.array([address - start]), _BYTES)
-            if found is None:
-                continue
-            offset = int(found[1][0]) % run.shared_bytes
-            bar_offset = place(run, thread, bar_at - start)[1]
-            for cta in multicast(run, own, (1 << run.cluster) - 1) if everyone else [own]:
-                flat = np.array([cta * run.shared_bytes + offset])
-                barrier_at = cta * run.shared_bytes + bar_offset
-                barrier = at_barrier(run, barrier_at, one, "asks for a cluster by", proxy=True)
-                if barrier is not None:
-                    land = functools.partial(_answer, run, int(flat[0]), answer.view(np.uint8))
-                    send(run, thread, flat, _BYTES, barrier, land, "is answered in", by=PROXIED)
-
-    return request
+def _request(run: Run, group: Group, i: Instruction, to: Array, bars: Array) -> None:
+    given = zip(group.threads.tolist(), to.tolist(), bars.tolist(), strict=True)
+    for thread, address, bar_at in given:
+        own, one = thread // run.threads_per_cta, one_of(thread)
+        if own in run.none_left:
+            message = "asks for a cluster, though it has seen that there was none"
+            run.find("barrier", message, who=thread)
+        answer, late = np.zeros(4, np.uint32), run.completion == "random"
+        if run.next_cta[0] < np.prod(run.grid) and not (late and run.random.random() < 0.25):
+            answer[0], answer[1:] = 1, run.place(np.array([run.next_cta[0]]))[:, 0]
+            run.next_cta[0] += run.cluster
+        found = shared_at(run, one, np.array([address]), _BYTES)
+        if found is None:
+            continue
+        offset = int(found[1][0]) % run.shared_bytes
+        bar_offset = place(run, thread, bar_at)[1]
+        everyone = "multicast::cluster::all" in i.parts
+        for cta in multicast(run, own, (1 << run.cluster) - 1) if everyone else [own]:
+            flat = np.array([cta * run.shared_bytes + offset])
+            barrier_at = cta * run.shared_bytes + bar_offset
+            barrier = at_barrier(run, barrier_at, one, "asks for a cluster by", proxy=True)
+            if barrier is not None:
+                land = functools.partial(_answer, run, int(flat[0]), answer.view(np.uint8))
+                send(run, thread, flat, _BYTES, barrier, land, "is answered in", by=PROXIED)
 
 
 def _answer(run: Run, flat: int, answer: Array) -> None:
@@ -97,7 +89,7 @@ def _query(d: Decoder, i: Instruction) -> Action:
 
 
 TABLE: Mapping[str, Builder] = {
-    "clusterlaunchcontrol.try_cancel": _request,
+    "clusterlaunchcontrol.try_cancel": operation(_request, touches=8),
     "clusterlaunchcontrol.query_cancel": _query,
 }
 """This family's builders by entry."""

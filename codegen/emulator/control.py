@@ -9,13 +9,14 @@ Source: PTX ISA 9.0, section 9.7.12 (control flow).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from .barriers import end
-from .decoder import Builder, Control, Decoder
+from .decoder import Builder, Control, Decoder, operation
 from .functions import Function, address_of, parts_of_call
 from .memory import FRAME
 from .parser import Instruction, Variable, width_of
@@ -51,12 +52,9 @@ def _brx(d: Decoder, i: Instruction) -> Control:
     return Control(jump)
 
 
-def _trap(d: Decoder, i: Instruction) -> Control:
-    def trap(run: Run, group: Group) -> None:
-        run.find("trap", "gave up", who=int(group.threads[0]))
-        end(run, group)
-
-    return Control(trap)
+def _trap(run: Run, group: Group, i: Instruction) -> None:
+    run.find("trap", "gave up", who=int(group.threads[0]))
+    end(run, group)
 
 
 def enter(run: Run, group: Group, back: int, keep: tuple[int, ...]) -> Group | None:
@@ -95,14 +93,7 @@ def leave(run: Run, group: Group) -> Iterator[tuple[int, int, Group]]:
         yield key // DEEPEST, key % DEEPEST, group.where(keys == key)
 
 
-def restore(run: Run, group: Group, level: int, keep: tuple[int, ...]) -> None:
-    """Give a caller its registers back."""
-    for number in keep:
-        target = run.registers[number] if number >= 0 else run.frame
-        target[group.index] = run.kept[level, number][group.index]
-
-
-def _printf(run: Run, group: Group, given: list[Array]) -> Any:
+def _nothing(run: Run, group: Group, given: list[Array]) -> Any:
     return np.int64(0)
 
 
@@ -118,9 +109,9 @@ def _fail(run: Run, group: Group, given: list[Array]) -> Any:
 
 
 BUILTINS: Mapping[str, Callable[[Run, Group, list[Array]], Any]] = {
-    "vprintf": _printf,
+    "vprintf": _nothing,
     "malloc": _malloc,
-    "free": _printf,
+    "free": _nothing,
     "__assertfail": _fail,
 }
 """What the system gives: printf prints nothing here, and free keeps what it is given."""
@@ -130,7 +121,8 @@ Read = Callable[[Run, Group], Array]
 Write = Callable[[Run, Group, Array], None]
 
 
-Pairs = list[tuple[tuple[Read, Write], tuple[Read, Write]]]
+Pairs = list[tuple[Read, Write]]
+"""What is read, and what is written with that."""
 
 
 def _bytes_of(d: Decoder, text: str, size: int) -> tuple[Read, Write]:
@@ -162,14 +154,17 @@ def _bytes_of(d: Decoder, text: str, size: int) -> tuple[Read, Write]:
     return read, write
 
 
-def _pairs(d: Decoder, formal: tuple[Variable, ...], given: tuple[str, ...], name: str) -> Pairs:
-    """Return formal and given operands side by side."""
+def _pairs(
+    d: Decoder, formal: tuple[Variable, ...], given: tuple[str, ...], name: str, *, back: bool
+) -> Pairs:  # fmt: skip
+    """Return how given operands become a function's own, or (``back``) these become those."""
     if len(formal) != len(given):
         raise d.error(f"{len(given)} operands for the {len(formal)} of {name}")
-    return [
-        (_bytes_of(d, f.name, f.bytes), _bytes_of(d, g, f.bytes))
-        for f, g in zip(formal, given, strict=True)
-    ]
+    pairs = []
+    for f, g in zip(formal, given, strict=True):
+        own, others = _bytes_of(d, f.name, f.bytes), _bytes_of(d, g, f.bytes)
+        pairs.append((own[0], others[1]) if back else (others[0], own[1]))
+    return pairs
 
 
 def _fits(d: Decoder, formal: tuple[Variable, ...], given: tuple[str, ...]) -> bool:
@@ -201,10 +196,10 @@ def _call(d: Decoder, i: Instruction) -> Control:
     choices: dict[int, tuple[Function, Pairs]] = {}
     for each in names:
         callee = d.functions[each]
-        pairs = _pairs(d, callee.kernel.parameters, given, each)
+        pairs = _pairs(d, callee.kernel.parameters, given, each, back=False)
         choices[address_of(d.parsed, each)] = callee, pairs
-        results = _pairs(d, callee.kernel.returns, to, each)
-        d.returns[pc + 1, each] = _returner(results, keep)
+        results = _pairs(d, callee.kernel.returns, to, each, back=True)
+        d.returns[pc + 1, each] = functools.partial(_give_back, results, keep)
 
     def call(run: Run, group: Group) -> None:
         held = np.broadcast_to(where(run, group) if where else next(iter(choices)), (group.size,))
@@ -215,26 +210,28 @@ def _call(d: Decoder, i: Instruction) -> Control:
                 end(run, here)
                 continue
             callee, pairs = choices[address]
-            values = [given_to[0](run, here) for _, given_to in pairs]
+            values = [read(run, here) for read, _ in pairs]
             inside = enter(run, here, pc + 1, keep)
             if inside is None:
                 continue
             mask = np.isin(here.threads, inside.threads)
-            for (formal, _), value in zip(pairs, values, strict=True):
-                formal[1](run, inside, value[mask])
+            for (_, write), value in zip(pairs, values, strict=True):
+                write(run, inside, value[mask])
             run.jump(callee.start, inside)
 
     return Control(call)
 
 
-def _returner(results: Pairs, keep: tuple[int, ...]) -> Callable[[Run, Group, int], None]:
-    def back(run: Run, group: Group, level: int) -> None:
-        values = [formal[0](run, group) for formal, _ in results]
-        restore(run, group, level, keep)
-        for (_, target), value in zip(results, values, strict=True):
-            target[1](run, group, value)
-
-    return back
+def _give_back(
+    results: Pairs, keep: tuple[int, ...], run: Run, group: Group, level: int
+) -> None:  # fmt: skip
+    """Give a caller what a function returns, and its registers back."""
+    values = [read(run, group) for read, _ in results]
+    for number in keep:
+        target = run.registers[number] if number >= 0 else run.frame
+        target[group.index] = run.kept[level, number][group.index]
+    for (_, write), value in zip(results, values, strict=True):
+        write(run, group, value)
 
 
 def _builtin(d: Decoder, name: str, to: tuple[str, ...], given: tuple[str, ...]) -> Control:
@@ -276,7 +273,7 @@ TABLE: Mapping[str, Builder] = {
     "bra": _bra,
     "brx.idx": _brx,
     "exit": lambda d, i: Control(end),
-    **dict.fromkeys(("trap", "brkpt"), _trap),
+    **dict.fromkeys(("trap", "brkpt"), operation(_trap, unit=1)),
     "call": _call,
     "ret": _ret,
 }

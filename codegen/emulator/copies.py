@@ -22,16 +22,16 @@ from . import races
 from .atomics import UPDATES
 from .barriers import arrive, at_barrier, barriers_at, complete_bytes
 from .clocks import FENCED, ORDER, PROXIED
-from .decoder import Action, Builder, Decoder, commits, each_thread, waits
+from .decoder import Action, Builder, Decoder, commits, each_thread, operation, waits
 from .errors import LaunchError
 from .map_objects import map_at
-from .memory import SHARED, Part
+from .memory import Part
 from .moves import hint
 from .parser import Instruction, split
 from .report import Array
 from .run import FIRST_SHARED, Group, Mbarrier, Run, one_of
 from .scopes import GPU, WEAK, Semantics
-from .spaces import check_write, hold, multicast, outside, place, shared_at
+from .spaces import check, hold, multicast, outside, place, shared_at
 from .tensor_map import swizzled
 from .values import TYPES
 
@@ -91,25 +91,19 @@ def _cp_async(d: Decoder, i: Instruction) -> Action:
     return copy
 
 
-def _copy_arrive(d: Decoder, i: Instruction) -> Action:
+def _copy_arrive(run: Run, group: Group, i: Instruction, addresses: Array) -> None:
     """cp.async.mbarrier.arrive: an arrival once the thread's copies so far have landed."""
-    at, counted = d.address(i.operands[0]), "noinc" in i.parts
-    d.touch(8)
+    step = run.tick()
+    for barrier, here in barriers_at(run, group, addresses, "arrives at", i):
+        if "noinc" not in i.parts:
+            barrier.pending += here.size
 
-    def signal(run: Run, group: Group) -> None:
-        step = run.tick()
-        for barrier, here in barriers_at(run, group, at(run, group), "arrives at", remote=False):
-            if not counted:
-                barrier.pending += here.size
+        def land(here: Group = here, barrier: Mbarrier = barrier) -> None:
+            run.land("cp.async", here, lambda copy: copy.step < step)
+            clock = run.clocks.snapshot(*run.members(here), step)
+            arrive(run, barrier, here.size, clock)
 
-            def land(here: Group = here, barrier: Mbarrier = barrier) -> None:
-                run.land("cp.async", here, lambda copy: copy.step < step)
-                clock = run.clocks.snapshot(*run.members(here), step)
-                arrive(run, barrier, here.size, clock)
-
-            run.issue(land)
-
-    return signal
+        run.issue(land)
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,17 +327,16 @@ def _chunks(run: Run, at: tuple[int, int], part: _Part) -> Array | None:
 def _st_async(d: Decoder, i: Instruction) -> Action:
     """Build st.async and red.async: a few bytes to a CTA's shared memory, counted on a barrier."""
     kind = i.parts[-1]
-    to, bar = d.address(i.operands[0]), d.address(i.operands[2])
+    to, bar = (d.shared_address(i.operands[n]) for n in (0, 2))
     read = d.vector(i.operands[1], kind)
     total = len(d.listed(i.operands[1])) * TYPES[kind].itemsize
     reduction = next((p for p in i.parts if p in UPDATES), "")
     d.touch(min(total, 8))
-    generic = SHARED if "shared::cluster" not in i.parts else 0
 
     def store(run: Run, group: Group) -> None:
         values = read(run, group)
-        found = shared_at(run, group, to(run, group) - generic, total, remote=True)
-        bars = shared_at(run, group, bar(run, group) - generic, 8, remote=True)
+        found = shared_at(run, group, to(run, group), total, remote=True)
+        bars = shared_at(run, group, bar(run, group), 8, remote=True)
         if found is None or bars is None:
             return
         mine = dict(zip(*(x.tolist() for x in (bars[0].threads, bars[1])), strict=True))
@@ -365,26 +358,21 @@ def _st_async(d: Decoder, i: Instruction) -> Action:
     return store
 
 
-def _st_bulk(d: Decoder, i: Instruction) -> Action:
-    """Build st.bulk: zeros."""
-    at, size = d.address(i.operands[0]), d.source(i.operands[1], "u64")
-    start = 0 if "shared::cta" in i.parts else SHARED
-    d.number(i.operands[2], (0,))
-    d.touch(8)
-
-    def store(run: Run, group: Group) -> None:
-        for thread, address, total in each_thread(run, group, at, size):
-            one = one_of(thread)
-            if total % 8 or not 1 <= total <= run.own_bytes:
-                message = f"{total} B: a multiple of 8, and {run.own_bytes} at most"
-                run.find("alignment", message, thread=thread)
-                continue
-            found = shared_at(run, one, np.array([address - start]), total, align=8)
-            if found is not None:
-                check_write(run, one, found[1], total)
-                run.shared[int(found[1][0]) :][:total] = 0
-
-    return store
+def _st_bulk(
+    run: Run, group: Group, i: Instruction, addresses: Array, sizes: Array, zero: int
+) -> None:  # fmt: skip
+    """Write zeros: st.bulk."""
+    given = zip(group.threads.tolist(), addresses, sizes.tolist(), strict=True)
+    for thread, address, total in given:
+        one = one_of(thread)
+        if total % 8 or not 1 <= total <= run.own_bytes:
+            message = f"{total} B: a multiple of 8, and {run.own_bytes} at most"
+            run.find("alignment", message, thread=thread)
+            continue
+        found = shared_at(run, one, np.array([address]), total, align=8)
+        if found is not None:
+            check(run, one, Part(None, found[1], run.shared), total, writes=True)
+            run.shared[int(found[1][0]) :][:total] = zero
 
 
 def _store(d: Decoder, i: Instruction) -> Action:
@@ -451,12 +439,12 @@ TABLE: Mapping[str, Builder] = {
     "cp.async": _cp_async,
     "cp.async.commit_group": commits("cp.async"),
     **dict.fromkeys(("cp.async.wait_group", "cp.async.wait_all"), waits("cp.async")),
-    "cp.async.mbarrier.arrive": _copy_arrive,
+    "cp.async.mbarrier.arrive": operation(_copy_arrive, touches=8),
     **{f"cp.{way}.bulk{of}": _bulk for way in ("async", "reduce.async") for of in ("", ".tensor")},
     **dict.fromkeys(("cp.async.bulk.prefetch", "cp.async.bulk.prefetch.tensor"), hint),
     "cp.async.bulk.commit_group": commits("bulk stores", "bulk stores' writes"),
     "cp.async.bulk.wait_group": waits("bulk stores", "bulk stores' writes"),
     **dict.fromkeys(("st.async", "red.async"), _st_async),
-    "st.bulk": _st_bulk,
+    "st.bulk": operation(_st_bulk, touches=8),
 }
 """This family's builders by entry."""

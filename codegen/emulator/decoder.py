@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from .errors import ProgramError
-from .forms import form_of, kinds_of
+from .forms import form_of, roles_of
 from .functions import address_of, link
-from .memory import FRAME
+from .memory import FRAME, SHARED
 from .parser import Instruction, Kernel, Parsed, guarded, split, width_of
 from .report import Array
 from .run import FIRST_SHARED, LOCAL_MOST, WARP, Action, Code, Group, Run, Step
@@ -28,6 +28,7 @@ from .special import CLOCKS, SPECIAL, special
 from .values import TYPES, constant, immediate, wrapped
 
 __all__ = [
+    "Act",
     "Action",
     "Builder",
     "Code",
@@ -36,9 +37,11 @@ __all__ = [
     "Source",
     "Step",
     "Target",
+    "bound",
     "commits",
     "decode",
     "each_thread",
+    "operation",
     "together",
     "waits",
 ]  # fmt: skip
@@ -73,36 +76,29 @@ def together(action: Action, unit: int = WARP) -> Control:
     return Control(act, unit)
 
 
-def commits(*kinds: str, unit: int = 1) -> Builder:
+def commits(*kinds: str, unit: int = 0) -> Builder:
     """Return the builder of what makes a group of the operations that are in none."""
 
-    def commit(run: Run, group: Group) -> None:
+    def commit(run: Run, group: Group, i: Instruction) -> None:
         for kind in kinds:
             run.committed[kind][group.index] += 1
 
-    return lambda d, i: commit if unit == 1 else together(commit, unit)
+    return operation(commit, unit=unit)
 
 
-def waits(*kinds: str, unit: int = 1) -> Builder:
+def waits(*kinds: str, unit: int = 0) -> Builder:
     """Return the builder of what waits for all groups but the last ones, or for everything.
 
     With ``.read`` it waits for the first kind alone.
     """
 
-    def build(d: Decoder, i: Instruction) -> Action | Control:
-        pending = d.number(i.operands[0]) if i.operands else -1
+    def wait(run: Run, group: Group, i: Instruction, pending: int = -1) -> None:
+        run.tick()
+        committed = run.committed[kinds[0]]
+        for kind in kinds[:1] if "read" in i.parts else kinds:
+            run.land(kind, group, lambda one: one.number < committed[one.group.threads] - pending)
 
-        def wait(run: Run, group: Group) -> None:
-            run.tick()
-            committed = run.committed[kinds[0]]
-            for kind in kinds[:1] if "read" in i.parts else kinds:
-                run.land(
-                    kind, group, lambda one: one.number < committed[one.group.threads] - pending
-                )
-
-        return wait if unit == 1 else together(wait, unit)
-
-    return build
+    return operation(wait, unit=unit)
 
 
 def each_thread(run: Run, group: Group, *sources: Source | None) -> Iterator[tuple[int, ...]]:
@@ -110,6 +106,41 @@ def each_thread(run: Run, group: Group, *sources: Source | None) -> Iterator[tup
     values = (source(run, group) if source else 0 for source in sources)
     columns = [np.broadcast_to(value, (group.size,)).tolist() for value in values]
     return zip(group.threads.tolist(), *columns, strict=True)
+
+
+Act = Callable[..., None]
+"""What an instruction does: ``act(run, group, instruction, *operands)``."""
+
+
+def bound(d: Decoder, i: Instruction, act: Act, touches: int = 0) -> Action:
+    """Return what calls ``act`` with the operands of an instruction, as its form has them.
+
+    What is read is an array of one value a thread, what is written a function of a group and its
+    values, a number an integer.  Addresses are of shared memory, which it ``touches`` in pieces of
+    so many bytes, if it does.
+    """
+    if touches:
+        d.touch(touches)
+    zipped = zip(d.roles, d.kinds, i.operands, strict=True)
+    reads = [d.operand(role, kind, text, shared=touches > 0) for role, kind, text in zipped]
+
+    def do(run: Run, group: Group) -> None:
+        act(run, group, i, *(read(run, group) for read in reads))
+
+    return do
+
+
+def operation(act: Act, *, touches: int = 0, unit: int = 0) -> Builder:
+    """Return the builder of what ``bound`` returns; with a ``unit``, of one that issues together.
+
+    With a unit of 1 threads may wait, jump or end.
+    """
+
+    def build(d: Decoder, i: Instruction) -> Action | Control:
+        do = bound(d, i, act, touches)
+        return together(do, unit) if unit > 1 else Control(do) if unit else do
+
+    return build
 
 
 class Decoder:
@@ -122,7 +153,8 @@ class Decoder:
         self.frame = {v.name: v.bytes for v in kernel.variables if v.space == "param"}
         self.numbers = {name: i for i, name in enumerate(kernel.registers)}
         self.widths = [0 if k == "pred" else width_of(k) for k in kernel.registers.values()]
-        self.instruction, self.kinds = Instruction(0, "", ()), tuple[str, ...]()
+        self.instruction = Instruction(0, "", ())
+        self.roles, self.kinds = tuple[str, ...](), tuple[str, ...]()
         tensor = any(i.opcode.startswith("tcgen05") for i in kernel.instructions)
         fences = any(i.parts[0] in ("fence", "membar") for i in kernel.instructions)
         asynchronous = r"wgmma|tcgen05|clusterlaunchcontrol|cp\.(reduce\.)?async\.bulk"
@@ -306,6 +338,30 @@ class Decoder:
             return lambda run, group: plain(run, group) + offset
         return lambda run, group: np.full(group.size, 0, np.int64) + plain(run, group) + offset
 
+    def shared_address(self, text: str) -> Source:
+        """Return what reads an address of shared memory, as a generic one if that is not named."""
+        at, named = self.address(text), any(p.startswith("shared") for p in self.instruction.parts)
+        return at if named else lambda run, group: at(run, group) - SHARED
+
+    def operand(self, role: str, kind: str, text: str, *, shared: bool) -> Source:
+        """Return what gives an operand to an ``operation``."""
+        if role[0] in "de_":
+            first, _, second = (part.strip() for part in text.partition("|"))
+            write, mark = self.target(first, kind), self.target(second or "_", "pred")
+
+            def both(run: Run, group: Group, values: Array, marks: Any = True) -> None:
+                write(run, group, values)
+                mark(run, group, marks)
+
+            return lambda run, group: functools.partial(both, run)
+        if role == "#":
+            number = self.number(text)
+            return lambda run, group: number
+        if role.startswith("["):
+            return self.shared_address(text) if shared else self.address(text)
+        read = self.source(text, kind)
+        return lambda run, group: np.broadcast_to(read(run, group), (group.size,))
+
     def target_of_branch(self, name: str) -> int:
         """Return the instruction that a label stands before."""
         if name not in self.kernel.labels:
@@ -325,7 +381,8 @@ def decode(
     for pc, instruction in enumerate(kernel.instructions):
         decoder.instruction, decoder.pc = instruction, pc
         form = form_of(instruction, kernel.registers, parsed.version, parsed.target)
-        decoder.kinds = kinds_of(form, instruction)
+        roles = roles_of(form, instruction)
+        decoder.roles, decoder.kinds = (tuple(r[n] for r in roles) for n in range(2))
         with guarded(lambda: f"PTX {decoder.instruction}"):
             built = table[form.entry](decoder, instruction)
         guard = decoder.register(instruction.guard) if instruction.guard else -1

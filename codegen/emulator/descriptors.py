@@ -25,7 +25,7 @@ import numpy as np
 from .report import Array
 from .run import FIRST_SHARED, Run
 from .tensor_map import swizzled
-from .values import TYPES
+from .values import TYPES, numbers
 
 __all__ = ["NARROW", "elements", "matrix_at", "offsets"]
 
@@ -87,19 +87,10 @@ def matrix_at(
 
 def elements(run: Run, at: Array, kind: str) -> Array:
     """Return the elements at offsets of ``run.shared``, as float64."""
-    if kind == "e2m1x2":
-        held = run.shared[at]
-        codes = np.stack([held & 15, held >> 4], -1).reshape(len(at), -1)
-        return np.asarray(codes.view(TYPES["e2m1"]).astype(np.float64))
     if kind in NARROW:
         size = NARROW[kind]
         blocks = np.unpackbits(run.shared[at].reshape(-1, 16), axis=1, bitorder="little")
         codes = np.packbits(blocks[:, : 16 * size].reshape(-1, size), axis=1, bitorder="little")
-        narrow: Array = codes.view(TYPES[kind]).astype(np.float64).reshape(at.shape)
-        return narrow
-    dtype = TYPES[kind]
-    bits = run.shared.view(f"u{dtype.itemsize}")[at // dtype.itemsize]
-    if kind == "tf32":
-        bits = bits & np.uint32(0xFFFFE000)
-    values: Array = bits.view(dtype).astype(np.float64)
-    return values
+        return numbers(codes, kind).reshape(at.shape)
+    width = TYPES[kind].itemsize
+    return numbers(run.shared.view(f"u{width}")[at // width], kind)

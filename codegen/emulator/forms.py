@@ -7,8 +7,8 @@ An operand is its role, then ``+`` (a register may be wider), ``:type`` (else th
 ``1`` that of the modifier before, ``w`` twice as wide, ``x`` any), ``?``.  Roles: ``d`` is written,
 ``dq`` as well with a predicate (``d|p``) or not, ``e`` as ``d|p``, ``dp`` a predicate, ``pq`` as
 ``p`` or ``p|q``, ``_`` the sink; ``a`` to ``c`` are read, ``p`` is a predicate, ``[a]`` an address,
-``#`` a number, ``L`` a name, ``h`` a policy (there with ``.L2::cache_hint`` only), ``{}`` registers
-in braces, ``*`` whatever the builder reads.
+``#`` a number (``#:0`` that one), ``L`` a name, ``h`` a policy (there with ``.L2::cache_hint``
+only), ``{}`` registers in braces, ``*`` whatever the builder reads.
 
 >>> [form] = find("mul.wide.u32")
 >>> form.entry, form.operands, find("mul.lo.frob.u32")
@@ -39,7 +39,7 @@ from .parser import Instruction, split, width_of
 from .values import constant
 
 __all__ = [
-    "FORMS", "MODIFIERS", "SETS", "Form", "find", "form_of", "kinds_of", "runs_on", "why_not",
+    "FORMS", "MODIFIERS", "SETS", "Form", "find", "form_of", "roles_of", "runs_on", "why_not",
 ]  # fmt: skip
 
 _TABLE = Path(__file__).with_name("forms.txt").read_text(encoding="utf-8")
@@ -244,11 +244,11 @@ def _roles(form: Form, opcode: str, given: int) -> tuple[_Role, ...] | str:
     return f"{given} operands; {form} takes {' '.join(roles) or 'none'}"
 
 
-def kinds_of(form: Form, i: Instruction) -> tuple[str, ...]:
-    """Return the type of each operand of an instruction of this form."""
+def roles_of(form: Form, i: Instruction) -> tuple[tuple[str, str], ...]:
+    """Return the role and the type of each operand of an instruction of this form."""
     roles = _roles(form, i.opcode, len(i.operands))
     assert not isinstance(roles, str)
-    return tuple("pred" if role.base in ("dp", "pq", "p") else role.kind for role in roles)
+    return tuple((r.base, "pred" if r.base in ("dp", "pq", "p") else r.kind) for r in roles)
 
 
 def _kind(kind: str, parts: list[str]) -> str:
@@ -286,6 +286,8 @@ def _operand(role: _Role, text: str, i: Instruction, registers: Mapping[str, str
     if base.startswith("["):
         return "" if text.startswith("[") else f"{text} is no address"
     if base == "#":
+        if role.kind.isdecimal() and constant(text) not in (None, int(role.kind)):
+            return f"{text} stands where {role.kind} has to"
         fraction = i.parts[0] == "createpolicy" and _FRACTION.fullmatch(text)
         return "" if fraction or constant(text) is not None else f"{text} has to be a number"
     if text.startswith("["):

@@ -1,6 +1,6 @@
 """Functions: what a kernel calls is put behind it.
 
-A function's names get its own as a suffix, so that a call is a jump.
+A function's names have its own as a suffix, so that a call is a jump.
 
 Source: PTX ISA 9.0, sections 7 (function declarations, ABI) and 9.7.13 (call, ret).
 """
@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from .errors import ProgramError
 from .memory import FUNCTION
-from .parser import Instruction, Kernel, Parsed, Variable, split
+from .parser import Instruction, Kernel, Parsed, split
 
 __all__ = ["Function", "address_of", "link", "parts_of_call"]
 
@@ -44,7 +44,7 @@ def _callees(kernel: Kernel, parsed: Parsed) -> Iterator[str]:
     for i in kernel.instructions:
         if i.opcode in ("call", "call.uni") and i.operands:
             yield parts_of_call(i)[1]
-        for name in re.findall(r"[\w$]+", " ".join(i.operands)):
+        for name in re.findall(r"[\w$#]+", " ".join(i.operands)):
             if name in parsed.functions:
                 yield name
 
@@ -66,7 +66,7 @@ def link(parsed: Parsed, kernel: Kernel) -> tuple[Kernel, dict[str, Function], t
     registers, variables = dict(kernel.registers), list(kernel.variables)
     labels, targets, functions = dict(kernel.labels), dict(kernel.targets), {}
     for name in sorted(reach.keys() - {kernel.name}):
-        function = _renamed(parsed.functions[name])
+        function = parsed.functions[name]
         start = len(instructions)
         formal = (*function.returns, *function.parameters)
         own = function.registers | {v.name: v.type for v in formal if v.space == "reg"}
@@ -83,36 +83,6 @@ def link(parsed: Parsed, kernel: Kernel) -> tuple[Kernel, dict[str, Function], t
         instructions=tuple(instructions),
     )  # fmt: skip
     return merged, functions, tuple(owners)
-
-
-def _renamed(function: Kernel) -> Kernel:
-    """Give all names that a function declares its own as a suffix."""
-    names = {*function.registers, *function.labels, *function.targets}
-    names |= {v.name for v in (*function.variables, *function.returns, *function.parameters)}
-    suffix = f"#{function.name}"
-
-    def name(match: re.Match[str]) -> str:
-        return match.group() + suffix if match.group() in names else match.group()
-
-    def text(given: str) -> str:
-        return re.sub(r"[A-Za-z_$%][\w$#]*", name, given)
-
-    def renamed(variables: tuple[Variable, ...]) -> tuple[Variable, ...]:
-        return tuple(replace(v, name=v.name + suffix) for v in variables)
-
-    return replace(
-        function,
-        returns=renamed(function.returns),
-        parameters=renamed(function.parameters),
-        variables=renamed(function.variables),
-        registers={n + suffix: kind for n, kind in function.registers.items()},
-        labels={n + suffix: at for n, at in function.labels.items()},
-        targets={n + suffix: tuple(map(text, to)) for n, to in function.targets.items()},
-        instructions=tuple(
-            replace(i, operands=tuple(map(text, i.operands)), guard=text(i.guard))
-            for i in function.instructions
-        ),
-    )
 
 
 def address_of(parsed: Parsed, name: str) -> int:

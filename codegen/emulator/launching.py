@@ -12,6 +12,7 @@ Source: PTX ISA 9.0, sections 3 and 5.1.6 (kernel parameters).
 
 from __future__ import annotations
 
+import contextlib
 import numbers
 import random
 import re
@@ -115,21 +116,17 @@ def _fill(
     for n, text in enumerate(filter(None, map(str.strip, re.split("[{},]", variable.values)))):
         plain = re.sub(r"generic\((.*)\)", r"\1", text)
         name, _, offset = (part.strip() for part in plain.partition("+"))
-        value: Any
+        value: Any = None
         if name in places:
-            more = constant(offset or "0")
-            if more is None:
-                message = f"PTX variable {variable.name}: cannot read the value {text!r}"
-                raise ProgramError(message)
-            value = typed(places[name] + more, dtype)
+            if (more := constant(offset or "0")) is not None:
+                value = typed(places[name] + more, dtype)
         elif name in parsed.functions:
             value = np.array(address_of(parsed, name)).astype(dtype)
         else:
-            try:
+            with contextlib.suppress(ValueError):
                 value = immediate(text, kind)
-            except ValueError:
-                message = f"PTX variable {variable.name}: cannot read the value {text!r}"
-                raise ProgramError(message) from None
+        if value is None:
+            raise ProgramError(f"PTX variable {variable.name}: cannot read the value {text!r}")
         raw = np.array(value, dtype).reshape(1).view(np.uint8)
         if (n + 1) * len(raw) > len(held):
             raise ProgramError(f"PTX variable {variable.name}: more values than its {len(held)} B")

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from .arithmetic import apply, by_type, packed, plain, read
+from .arithmetic import apply, of_parts, of_type, packed, plain, read
 from .atomics import RUNNING
 from .decoder import Action, Builder, Decoder
 from .parser import Instruction
@@ -86,30 +86,19 @@ def _set(d: Decoder, i: Instruction) -> Action:
     return apply(d, i, joined)
 
 
-def _shift(i: Instruction, dtype: np.dtype[Any]) -> Callable[[Array, Array], Any]:
+def _shift(i: Instruction, dtype: np.dtype[Any], a: Array, by: Array) -> Any:
     bits = 8 * dtype.itemsize
-
-    def shift(a: Array, by: Array) -> Any:
-        inside = np.minimum(by, bits - 1).astype(dtype)
-        if i.parts[0] == "shl":
-            return np.where(by < bits, a << inside, 0)
-        moved = a >> inside
-        return moved if dtype.kind == "i" else np.where(by < bits, moved, 0)
-
-    return shift
+    inside = np.minimum(by, bits - 1).astype(dtype)
+    if i.parts[0] == "shl":
+        return np.where(by < bits, a << inside, 0)
+    moved = a >> inside
+    return moved if dtype.kind == "i" else np.where(by < bits, moved, 0)
 
 
-def _shf(i: Instruction, dtype: np.dtype[Any]) -> Callable[[Array, Array, Array], Any]:
-    left, wrap = "l" in i.parts, "wrap" in i.parts
-
-    def funnel(low: Array, high: Array, by: Array) -> Any:
-        n = ((by & 31) if wrap else np.minimum(by, 32)).astype(np.uint64)
-        both = (np.asarray(high).astype(np.uint64) << np.uint64(32)) | np.asarray(low)
-        if left:
-            return (both >> (np.uint64(32) - n)).astype(np.uint32)
-        return (both >> n).astype(np.uint32)
-
-    return funnel
+def _shf(i: Instruction, low: Array, high: Array, by: Array) -> Any:
+    n = ((by & 31) if "wrap" in i.parts else np.minimum(by, 32)).astype(np.uint64)
+    both = (np.asarray(high).astype(np.uint64) << np.uint64(32)) | np.asarray(low)
+    return (both >> (np.uint64(32) - n if "l" in i.parts else n)).astype(np.uint32)
 
 
 def _lop3(d: Decoder, i: Instruction) -> Action:
@@ -126,54 +115,48 @@ def _lop3(d: Decoder, i: Instruction) -> Action:
     return apply(d, i, look)
 
 
-def _prmt(d: Decoder, i: Instruction) -> Action:
-    modes: Mapping[str, list[list[int]]] = {
-        "f4e": [[3, 2, 1, 0], [4, 3, 2, 1], [5, 4, 3, 2], [6, 5, 4, 3]],
-        "b4e": [[5, 6, 7, 0], [6, 7, 0, 1], [7, 0, 1, 2], [0, 1, 2, 3]],
-        "rc8": [[0] * 4, [1] * 4, [2] * 4, [3] * 4],
-        "ecl": [[3, 2, 1, 0], [3, 2, 1, 1], [3, 2, 2, 2], [3, 3, 3, 3]],
-        "ecr": [[0, 0, 0, 0], [1, 1, 1, 0], [2, 2, 1, 0], [3, 2, 1, 0]],
-        "rc16": [[1, 0, 1, 0], [3, 2, 3, 2], [1, 0, 1, 0], [3, 2, 3, 2]],
-    }
-    mode = next((m for m in modes if m in i.parts), "")
-
-    def permute(a: Array, b: Array, control: Array) -> Array:
-        both = (np.asarray(b).astype(np.uint64) << np.uint64(32)) | np.asarray(a)
-        result = np.zeros(np.broadcast_shapes(np.shape(both), np.shape(control)), np.uint32)
-        for n in range(4):
-            if mode:  # the table's rows list bytes from the highest
-                pick = np.array([row[3 - n] for row in modes[mode]])[control & 3].astype(np.uint64)
-                sign = np.zeros_like(pick)
-            else:
-                nibble = (control >> np.uint32(4 * n)) & 15
-                pick, sign = (nibble & 7).astype(np.uint64), nibble >> 3
-            byte = (both >> (np.uint64(8) * pick)) & np.uint64(255)
-            byte = np.where(sign != 0, np.where(byte > 127, 255, 0), byte).astype(np.uint32)
-            result |= byte << np.uint32(8 * n)
-        return result
-
-    return apply(d, i, permute)
+_SELECTIONS: Mapping[str, list[list[int]]] = {
+    "f4e": [[3, 2, 1, 0], [4, 3, 2, 1], [5, 4, 3, 2], [6, 5, 4, 3]],
+    "b4e": [[5, 6, 7, 0], [6, 7, 0, 1], [7, 0, 1, 2], [0, 1, 2, 3]],
+    "rc8": [[0] * 4, [1] * 4, [2] * 4, [3] * 4],
+    "ecl": [[3, 2, 1, 0], [3, 2, 1, 1], [3, 2, 2, 2], [3, 3, 3, 3]],
+    "ecr": [[0, 0, 0, 0], [1, 1, 1, 0], [2, 2, 1, 0], [3, 2, 1, 0]],
+    "rc16": [[1, 0, 1, 0], [3, 2, 3, 2], [1, 0, 1, 0], [3, 2, 3, 2]],
+}
+"""The bytes that each mode of prmt takes, from the highest, by the control's lower two bits."""
 
 
-def _bfe(i: Instruction, dtype: np.dtype[Any]) -> Callable[[Array, Array, Array], Array]:
-    def extract(a: Array, start: Array, length: Array) -> Array:
-        at, n = (_place(v, dtype) for v in (start, length))
-        wide = np.asarray(a).astype(f"{dtype.kind}8")
-        spare = (64 - np.minimum(n, 64)).astype(wide.dtype)
-        field: Array = wide >> at.astype(wide.dtype) << spare >> spare
-        return field.astype(dtype)
+def _prmt(i: Instruction, a: Array, b: Array, control: Array) -> Array:
+    both = (np.asarray(b).astype(np.uint64) << np.uint64(32)) | np.asarray(a)
+    result = np.zeros(np.broadcast_shapes(np.shape(both), np.shape(control)), np.uint32)
+    mode = next((m for m in _SELECTIONS if m in i.parts), "")
+    for n in range(4):
+        if mode:
+            taken = np.array([row[3 - n] for row in _SELECTIONS[mode]])
+            pick = taken[control & 3].astype(np.uint64)
+            sign = np.zeros_like(pick)
+        else:
+            nibble = (control >> np.uint32(4 * n)) & 15
+            pick, sign = (nibble & 7).astype(np.uint64), nibble >> 3
+        byte = (both >> (np.uint64(8) * pick)) & np.uint64(255)
+        byte = np.where(sign != 0, np.where(byte > 127, 255, 0), byte).astype(np.uint32)
+        result |= byte << np.uint32(8 * n)
+    return result
 
-    return extract
+
+def _bfe(_: Instruction, dtype: np.dtype[Any], a: Array, start: Array, length: Array) -> Array:
+    at, n = (_place(v, dtype) for v in (start, length))
+    wide = np.asarray(a).astype(f"{dtype.kind}8")
+    spare = (64 - np.minimum(n, 64)).astype(wide.dtype)
+    field: Array = wide >> at.astype(wide.dtype) << spare >> spare
+    return field.astype(dtype)
 
 
-def _bfi(i: Instruction, dtype: np.dtype[Any]) -> Callable[..., Array]:
-    def insert(a: Array, b: Array, start: Array, length: Array) -> Array:
-        at, n = (_place(v, dtype).astype(np.uint64) for v in (start, length))
-        mask = ((np.uint64(1) << n) - np.uint64(1)) << at
-        put: Array = (np.asarray(a).astype(np.uint64) << at & mask) | (b & ~mask)
-        return put.astype(dtype)
-
-    return insert
+def _bfi(_: Instruction, dtype: np.dtype[Any], a: Array, b: Array, *field: Array) -> Array:
+    at, n = (_place(v, dtype).astype(np.uint64) for v in field)
+    mask = ((np.uint64(1) << n) - np.uint64(1)) << at
+    put: Array = (np.asarray(a).astype(np.uint64) << at & mask) | (b & ~mask)
+    return put.astype(dtype)
 
 
 def _place(given: Array, dtype: np.dtype[Any]) -> Array:
@@ -192,15 +175,12 @@ def _leading(a: Array, bits: int) -> Any:
     return (bits - np.bitwise_count(wide)).astype(np.uint32)
 
 
-def _bfind(i: Instruction, dtype: np.dtype[Any]) -> Callable[[Array], Array]:
-    bits, shifted = 8 * dtype.itemsize, "shiftamt" in i.parts
-
-    def first(a: Array) -> Array:
-        raw = np.where(a < 0, ~a, a).astype(f"u{dtype.itemsize}")
-        before = _leading(raw, bits)
-        return np.where(raw == 0, np.uint32(0xFFFFFFFF), before if shifted else bits - 1 - before)
-
-    return first
+def _bfind(i: Instruction, dtype: np.dtype[Any], a: Array) -> Array:
+    bits = 8 * dtype.itemsize
+    raw = np.where(a < 0, ~a, a).astype(f"u{dtype.itemsize}")
+    before = _leading(raw, bits)
+    found = before if "shiftamt" in i.parts else bits - 1 - before
+    return np.where(raw == 0, np.uint32(0xFFFFFFFF), found)
 
 
 def _reversed(a: Array) -> Any:
@@ -218,75 +198,56 @@ def _parts(a: Array, b: Array, *types: np.dtype[Any]) -> list[Array]:
     ]
 
 
-def dot(i: Instruction, dtype: np.dtype[Any]) -> Callable[[Array, Array, Array], Array]:
+def dot(i: Instruction, a: Array, b: Array, c: Array) -> Array:
     """Return dp4a and dp2a: products of bytes (or halves by bytes), added to c."""
-    from_a, from_b = (TYPES[p[0] + "8"] for p in i.parts[-2:])
-    four, upper = i.parts[0] == "dp4a", "hi" in i.parts
+    four, (from_a, from_b) = i.parts[0] == "dp4a", (TYPES[p[0] + "8"] for p in i.parts[-2:])
+    left, right = _parts(a, b, from_a if four else np.dtype(f"{from_a.kind}2"), from_b)
     if not four:
-        from_a = np.dtype(f"{from_a.kind}2")
-
-    def products(a: Array, b: Array, c: Array) -> Array:
-        left, right = _parts(a, b, from_a, from_b)
-        if not four:
-            right = right[:, 2:] if upper else right[:, :2]
-        total: Array = np.asarray(c).astype(np.int64) + (left * right).sum(1)
-        return total
-
-    return products
+        right = right[:, 2:] if "hi" in i.parts else right[:, :2]
+    total: Array = np.asarray(c).astype(np.int64) + (left * right).sum(1)
+    return total
 
 
-def simd(i: Instruction) -> Callable[[Array, Array, Array], Array]:
+_SIMD: Mapping[str, Callable[[Array, Array], Array]] = {
+    "vadd": np.add, "vsub": np.subtract, "vmin": np.minimum, "vmax": np.maximum,
+    "vabsdiff": lambda a, b: np.abs(a - b),
+}  # fmt: skip
+
+
+def simd(i: Instruction, a: Array, b: Array, c: Array) -> Array:
     """Return vadd4, vsub2 and their kin: bytes (or halves) each; ``add``: their sum and c."""
-    name, each = i.parts[0][:-1], i.parts[0][-1] == "4"
-    to, *of = (np.dtype(f"{part[0].replace('s', 'i')}{1 if each else 2}") for part in i.parts[1:4])
-    acts: Mapping[str, Callable[[Array, Array], Array]] = {
-        "vadd": np.add, "vsub": np.subtract, "vmin": np.minimum, "vmax": np.maximum,
-        "vabsdiff": lambda a, b: np.abs(a - b),
-    }  # fmt: skip
-
-    def lanes(a: Array, b: Array, c: Array) -> Array:
-        made = acts[name](*_parts(a, b, *of))
-        if "add" in i.parts:
-            total: Array = (np.asarray(c).astype(np.int64) + made.sum(1)).astype(np.int32)
-            return total
-        if "sat" in i.parts:
-            made = np.clip(made, np.iinfo(to).min, np.iinfo(to).max)
-        return np.ascontiguousarray(made.astype(to)).view(np.int32)[:, 0]
-
-    return lanes
+    size = 4 // int(i.parts[0][-1])
+    to, *of = (np.dtype(f"{part[0].replace('s', 'i')}{size}") for part in i.parts[1:4])
+    made = _SIMD[i.parts[0][:-1]](*_parts(a, b, *of))
+    if "add" in i.parts:
+        total: Array = (np.asarray(c).astype(np.int64) + made.sum(1)).astype(np.int32)
+        return total
+    if "sat" in i.parts:
+        made = np.clip(made, np.iinfo(to).min, np.iinfo(to).max)
+    return np.ascontiguousarray(made.astype(to)).view(np.int32)[:, 0]
 
 
-def bit_field_mask(i: Instruction, dtype: np.dtype[Any]) -> Callable[[Array, Array], Array]:
+def _within(i: Instruction, given: Array) -> Array:
+    """Return a place or a length in 32 bits: kept to them, or its last five bits."""
+    wide = np.asarray(given).astype(np.int64)
+    return np.minimum(wide, 32) if "clamp" in i.parts else wide & 31
+
+
+def bit_field_mask(i: Instruction, a: Array, b: Array) -> Array:
     """Return bmsk: ``b`` ones from bit ``a`` on."""
-    clamps = "clamp" in i.parts
-
-    def mask(a: Array, b: Array) -> Array:
-        start, width = (np.minimum(v, 32) if clamps else v & 31 for v in _signed(a, b))
-        ones: Array = ((1 << width) - 1 << start) & 0xFFFFFFFF
-        return ones
-
-    return mask
+    ones: Array = ((1 << _within(i, b)) - 1 << _within(i, a)) & 0xFFFFFFFF
+    return ones
 
 
-def _signed(*given: Array) -> list[Array]:
-    return [np.asarray(v).astype(np.int64) for v in given]
-
-
-def sign_extend(i: Instruction, dtype: np.dtype[Any]) -> Callable[[Array, Array], Array]:
+def sign_extend(i: Instruction, dtype: np.dtype[Any], a: Array, b: Array) -> Array:
     """Return szext: the lower ``b`` bits, extended."""
-    clamps = "clamp" in i.parts
-
-    def extend(given: Array, bits: Array) -> Array:
-        a, b = _signed(given, bits)
-        width = np.minimum(b, 32) if clamps else b & 31
-        field: Array = (a & 0xFFFFFFFF) & (1 << width) - 1
-        if dtype.kind == "u":
-            return field
-        top = (field >> np.maximum(width - 1, 0) & 1) * (width > 0)
-        extended: Array = field - (top << width)
-        return extended
-
-    return extend
+    width = _within(i, b)
+    field: Array = (np.asarray(a).astype(np.int64) & 0xFFFFFFFF) & (1 << width) - 1
+    if dtype.kind == "u":
+        return field
+    top = (field >> np.maximum(width - 1, 0) & 1) * (width > 0)
+    extended: Array = field - (top << width)
+    return extended
 
 
 def find_nth(*given: Array) -> Array:
@@ -311,24 +272,20 @@ TABLE: Mapping[str, Builder] = {
     "set": _set,
     "selp": plain(lambda a, b, p: np.where(p, a, b)),
     "slct": plain(lambda a, b, c: np.where(c >= 0, a, b)),
-    **dict.fromkeys(("shl", "shr"), by_type(_shift)),
-    "shf": by_type(_shf),
+    **dict.fromkeys(("shl", "shr"), of_type(_shift)),
+    "shf": of_parts(_shf),
     "lop3": _lop3,
-    "prmt": _prmt,
-    "bfe": by_type(_bfe),
-    "bfi": by_type(_bfi),
+    "prmt": of_parts(_prmt),
+    "bfe": of_type(_bfe),
+    "bfi": of_type(_bfi),
     "popc": plain(lambda a: np.bitwise_count(a).astype(np.uint32)),
     "clz": plain(lambda a: _leading(a, 8 * a.dtype.itemsize)),
-    "bfind": by_type(_bfind),
+    "bfind": of_type(_bfind),
     "brev": plain(_reversed),
-    "bmsk": by_type(bit_field_mask),
-    "szext": by_type(sign_extend),
+    "bmsk": of_parts(bit_field_mask),
+    "szext": of_type(sign_extend),
     "fns": plain(find_nth),
-    **dict.fromkeys(("dp4a", "dp2a"), by_type(dot)),
-    **{
-        f"{name}{n}": lambda d, i: apply(d, i, simd(i))
-        for name in ("vadd", "vsub", "vmin", "vmax", "vabsdiff")
-        for n in (2, 4)
-    },
+    **dict.fromkeys(("dp4a", "dp2a"), of_parts(dot)),
+    **{f"{name}{n}": of_parts(simd) for name in _SIMD for n in (2, 4)},
 }
 """This family's builders by entry."""

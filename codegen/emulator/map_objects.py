@@ -24,7 +24,7 @@ from .report import Array
 from .run import WARP, Group, Run, one_of
 from .tensor_map import TensorMap
 
-__all__ = ["TABLE", "acquire", "decoded", "encoded", "map_at"]
+__all__ = ["TABLE", "decoded", "encoded", "map_at"]
 
 _BYTES = 128
 _LAYOUT = np.dtype([
@@ -104,7 +104,6 @@ def _replace(d: Decoder, i: Instruction) -> Action:
 def _copy(d: Decoder, i: Instruction) -> Control:
     """Copy a map from shared to global memory, once a warp."""
     to, of = d.address(i.operands[0]), d.address(i.operands[1])
-    d.number(i.operands[2], (_BYTES,))
     d.touch(16)
     d.touch(16, "global")
 
@@ -117,17 +116,6 @@ def _copy(d: Decoder, i: Instruction) -> Control:
                 spaces.write(run, "global", here, mine, np.ascontiguousarray(values))
 
     return together(copy)
-
-
-def acquire(d: Decoder, i: Instruction) -> Action:
-    """Build fence.proxy.tensormap::generic.acquire: what maps at these addresses are is known."""
-    at = d.address(i.operands[0])
-    d.number(i.operands[1], (_BYTES,))
-
-    def fence(run: Run, group: Group) -> None:
-        races.fence_map(run, group, at(run, group))
-
-    return fence
 
 
 TABLE: Mapping[str, Builder] = {"tensormap.replace": _replace, "tensormap.cp_fenceproxy": _copy}

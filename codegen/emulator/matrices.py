@@ -31,31 +31,28 @@ from typing import Any
 import numpy as np
 
 from . import spaces
-from .decoder import Builder, Control, Decoder, Source, together
+from .decoder import Act, Builder, Control, Decoder, operation, together
+from .memory import Part
 from .moves import space_of
 from .parser import Instruction
 from .report import Array
 from .run import WARP, Group, Run
-from .spaces import check_read, check_write, shared_at
-from .values import TYPES
+from .spaces import shared_at
+from .values import TYPES, numbers
 
-__all__ = ["TABLE", "add", "columns_of", "dense", "left", "narrowed", "selector_of",
-           "shape_of"]  # fmt: skip
+__all__ = ["TABLE", "WarpMatrix", "dense", "fragment", "narrowed", "shape_of", "sparsity"]
 
 _CODES = {"e2m1": (2, 15), "e2m3": (0, 63), "e3m2": (0, 63)}
 """Where a byte has an element of 4 or 6 bits: its lowest bit, and a mask."""
 
 
 @functools.cache
-def _places(rows: int, registers: tuple[int, int], each: int) -> tuple[Array, ...]:
-    """Return rows and columns of A's registers, then rows and columns of B's."""
-    lane = np.arange(WARP)[:, None, None]
-    i, j = (np.arange(n)[None, :, None] for n in registers)
-    e = np.arange(each)[None, None]
-    g, q = lane // 4, lane % 4
-    down, along = (i % 2, i // 2) if rows == 16 else (0 * i, i)
-    a = (g + 8 * down + 0 * e, each * q + e + 4 * each * along)
-    return (*a, each * q + e + 4 * each * j, g + 0 * j + 0 * e)
+def _places(rows: int, count: int, each: int) -> tuple[Array, Array]:
+    """Return row and column of each of a lane's elements, ``each`` side by side: (32, count)."""
+    lane, n = np.arange(WARP)[:, None], np.arange(count)[None]
+    piece, beside, halves = n // each, n % each, rows // 8
+    row, column = lane // 4 + 8 * (piece % halves), each * (lane % 4) + beside
+    return row, column + 4 * each * (piece // halves)
 
 
 def _each(kind: str) -> int:
@@ -63,33 +60,63 @@ def _each(kind: str) -> int:
     return 8 if kind == "e2m1x2" else max(1, 4 // TYPES[kind].itemsize)
 
 
-def _gathered(run: Run, group: Group, registers: Sequence[int], kind: str) -> Array:
-    """Return registers of whole warps as elements: (warps, 32, registers, each)."""
-    held = np.stack([run.registers[r][group.index] for r in registers], 1)
-    if kind == "tf32":
-        held = held & np.uint32(0xFFFFE000)
-    if kind == "e2m1x2":
-        held = np.stack([held.view(np.uint8) & 15, held.view(np.uint8) >> 4], -1)
-    elif kind in _CODES:
-        low, mask = _CODES[kind]
-        held = held.view(np.uint8) >> low & mask
-    values = np.ascontiguousarray(held).view(TYPES[kind.removesuffix("x2")]).astype(np.float64)
-    return values.reshape(-1, WARP, len(registers), _each(kind))
+@dataclass(frozen=True, slots=True)
+class WarpMatrix:
+    """What registers of a warp hold of a matrix: row and column of each element, (32, count)."""
+
+    registers: tuple[int, ...]
+    kind: str
+    shape: tuple[int, int]
+    row: Array
+    column: Array
+
+    @property
+    def needs(self) -> int:
+        """How many registers the matrix takes."""
+        return self.shape[0] * self.shape[1] // (WARP * _each(self.kind))
+
+    def raw(self, run: Run, group: Group) -> Array:
+        """Return the registers themselves: (threads, registers)."""
+        return np.stack([run.registers[r][group.index] for r in self.registers], 1)
+
+    def elements(self, run: Run, group: Group) -> Array:
+        """Return the elements of whole warps as float64: (warps, 32, count)."""
+        held = self.raw(run, group)
+        if self.kind in _CODES:
+            low, mask = _CODES[self.kind]
+            held = held.view(np.uint8) >> low & mask
+        return numbers(held, self.kind).reshape(-1, *self.row.shape)
+
+    def read(self, run: Run, group: Group) -> Array:
+        """Return the matrices of whole warps: (warps, rows, columns)."""
+        values = self.elements(run, group)
+        result = np.zeros((len(values), *self.shape))
+        result[:, self.row, self.column] = values
+        return result
+
+    def put(self, run: Run, group: Group, values: Array) -> None:
+        """Write elements in their type: (threads, count)."""
+        bits = np.ascontiguousarray(values).view(run.registers[self.registers[0]].dtype)
+        for n, register in enumerate(self.registers):
+            run.registers[register][group.index] = bits[:, n]
+
+    def write(
+        self, run: Run, group: Group, values: Array, plus: WarpMatrix | None, *,
+        saturates: bool = False,
+    ) -> None:  # fmt: skip
+        """Write matrices (warps, rows, columns), to which one of the same places is added."""
+        sums = values[:, self.row, self.column]
+        if plus is not None:
+            sums = sums + plus.elements(run, group)
+        narrow = narrowed(sums, TYPES[self.kind], saturates=saturates)
+        self.put(run, group, narrow.reshape(group.size, -1))
 
 
-def left(run: Run, group: Group, registers: Sequence[int], kind: str, rows: int = 16) -> Array:
-    """Return A of whole warps, as their registers hold it: (warps, rows, depth)."""
-    each, warps = _each(kind), group.size // WARP
-    result = np.zeros((warps, rows, WARP * each * len(registers) // rows))
-    row, column, *_ = _places(rows, (len(registers), 0), each)
-    result[:, row, column] = _gathered(run, group, registers, kind)
-    return result
-
-
-@functools.cache
-def _sums(rows: int, columns: int) -> tuple[Array, Array]:
-    lane, n = np.arange(WARP)[:, None], np.arange(rows * columns // WARP)[None]
-    return lane // 4 + 8 * (n // 2 % 2), 8 * (n // 4) + 2 * (lane % 4) + n % 2
+def fragment(d: Decoder, text: str, kind: str, shape: tuple[int, int], each: int = 0) -> WarpMatrix:
+    """Return the registers of a matrix: ``each`` elements, else a register's, are side by side."""
+    registers = tuple(d.matrix(text, kind))
+    count = len(registers) * _each(kind)
+    return WarpMatrix(registers, kind, shape, *_places(shape[0], count, each or _each(kind)))
 
 
 def narrowed(values: Array, dtype: np.dtype[Any], *, saturates: bool = False) -> Array:
@@ -98,20 +125,6 @@ def narrowed(values: Array, dtype: np.dtype[Any], *, saturates: bool = False) ->
         limits, values = np.iinfo(dtype), values.astype(np.int64)
         values = np.clip(values, limits.min, limits.max) if saturates else values
     return np.ascontiguousarray(values.astype(dtype))
-
-
-def add(
-    run: Run, group: Group, result: Sequence[int], sums: Sequence[int], product: Array,
-    dtype: np.dtype[Any], *, saturates: bool = False,
-) -> None:  # fmt: skip
-    """Write products (warps, rows, columns) into registers, added to those of ``sums`` if any."""
-    values = product[:, *_sums(*product.shape[1:])].reshape(group.size, -1)
-    if sums:
-        held = np.stack([run.registers[r][group.index] for r in sums], 1)
-        values = values + held.view(dtype).astype(np.float64)
-    bits = narrowed(values, dtype, saturates=saturates).view(run.registers[result[0]].dtype)
-    for n, register in enumerate(result):
-        run.registers[register][group.index] = bits[:, n]
 
 
 def shape_of(i: Instruction) -> list[int]:
@@ -138,40 +151,48 @@ def _scaled(
             held = np.take_along_axis(words, lanes + thread * (2 if of_a else 1), 1)
             codes = (held[..., None] >> (8 * (byte + np.arange(count)))[:, None] & 255).astype("u1")
             if kind != "ue4m3" or codes.max() < 128:
-                return np.asarray(codes.view(TYPES[kind]).astype(np.float64))
+                return numbers(codes, kind)
         run.find("descriptor", f"{ids} selects no scales of .{kind} for {count} a row")
         return None
 
     return scales
 
 
-def columns_of(
-    run: Run, group: Group, words: Array, kind: str, depth: int, selector: int, *, ordered: bool
-) -> Array | None:  # fmt: skip
-    """Return where a sparse A's elements stand in rows of ``depth``: (warps, 16, depth / 2).
+def sparsity(
+    d: Decoder, texts: Sequence[str], kind: str, depth: int, *, ordered: bool
+) -> Callable[[Run, Group], Array | None]:  # fmt: skip
+    """Return what reads where a sparse A's elements stand in rows of ``depth``.
 
-    None, and a finding, if ``words`` (one a thread) have metadata that mean nothing.
+    ``texts`` are its metadata, a word a thread, and its selector.  Places are (warps, 16,
+    depth / 2); None, and a finding, if the metadata mean nothing.  Raises ProgramError for a
+    selector that the shape does not have.
     """
-    wide = 2 if kind == "tf32" else 4
+    words, width, wide = d.source(texts[0], "b32"), TYPES[kind].itemsize, 2 if kind == "tf32" else 4
+    selector = d.number(texts[1], range(1 if width == 1 else 128 // (depth * width)))
     row, chunk = np.arange(16)[:, None], np.arange(depth // wide)[None]
-    if TYPES[kind].itemsize == 1:
+    if width == 1:
         lane, low = 4 * (row % 8) + row // 8 + 2 * (chunk // 8), 4 * (chunk % 8) + 0 * row
     else:
         lane = 4 * (row % 8) + selector * (chunk.size // 4) + chunk // 4
         low = 4 * (chunk % 4) + 16 * (row // 8)
-    codes = np.broadcast_to(words, (group.size,)).reshape(-1, WARP)[:, lane] >> low & 15
-    first, second = codes & 3, codes >> 2
-    good = first < second if ordered else first != second
-    places = np.stack([first, second], -1)
-    if kind == "tf32":
-        good, places = (codes == 4) | (codes == 14), codes[..., None] >> 3
-    if not good.all():
-        warp, r, c = np.argwhere(~good)[0].tolist()
-        says = f"row {r}, chunk {c}: {codes[warp, r, c]:#06b} is no metadata of .{kind}"
-        run.find("descriptor", says, who=int(group.threads[warp * WARP]))
-        return None
-    result: Array = (wide * chunk[..., None] + places.astype(np.int64)).reshape(len(codes), 16, -1)
-    return result
+
+    def columns(run: Run, group: Group) -> Array | None:
+        held = np.broadcast_to(words(run, group), (group.size,)).reshape(-1, WARP)
+        codes = held[:, lane] >> low & 15
+        first, second = codes & 3, codes >> 2
+        good = first < second if ordered else first != second
+        places = np.stack([first, second], -1)
+        if kind == "tf32":
+            good, places = (codes == 4) | (codes == 14), codes[..., None] >> 3
+        if not good.all():
+            warp, r, c = np.argwhere(~good)[0].tolist()
+            says = f"row {r}, chunk {c}: {codes[warp, r, c]:#06b} is no metadata of .{kind}"
+            run.find("descriptor", says, who=int(group.threads[warp * WARP]))
+            return None
+        found: Array = wide * chunk[..., None] + places.astype(np.int64)
+        return found.reshape(len(codes), 16, -1)
+
+    return columns
 
 
 def dense(stored: Array, columns: Array) -> Array:
@@ -181,26 +202,21 @@ def dense(stored: Array, columns: Array) -> Array:
     return result
 
 
-def selector_of(d: Decoder, text: str, kind: str, depth: int) -> int:
-    """Return a sparsity selector.  Raises ProgramError for one that the shape does not have."""
-    lanes = 4 if TYPES[kind].itemsize == 1 else depth * TYPES[kind].itemsize // 32
-    return d.number(text, range(4 // lanes))
-
-
 def _mma(d: Decoder, i: Instruction) -> Control:
     rows, _, depth = shape_of(i)
     to, *kinds = (p for p in i.parts if p in TYPES)
-    result, a, b, c = map(d.matrix, i.operands, (to, *kinds[:3]))
     packed = any(p.startswith("kind::mxf4") for p in i.parts)
     a_kind, b_kind = (k + "x2" * packed for k in kinds[:2])
     sparse, rest = i.parts[1].startswith("sp"), list(i.operands[4:])
-    each = _each(a_kind)
-    needs = (rows * depth // (WARP * each) >> sparse, 8 * depth // (WARP * each))
-    sums = rows * 8 * TYPES[to].itemsize // (WARP * d.widths[c[0]])
-    if (len(a), len(b)) != needs or len(c) != sums or len(result) != sums:
-        raise d.error(f"{len(a)}, {len(b)} and {len(c)} registers; {needs[0]}, {needs[1]}, {sums}")
+    result, sums = (fragment(d, i.operands[n], to, (rows, 8), each=2) for n in (0, 3))
+    a = fragment(d, i.operands[1], a_kind, (rows, depth >> sparse))
+    b = fragment(d, i.operands[2], b_kind, (8, depth))
+    given = (a, b, sums, result)
+    if any(len(held.registers) != held.needs for held in given):
+        have = "{}, {} and {} registers".format(*(len(held.registers) for held in given))
+        raise d.error(f"{have}; {a.needs}, {b.needs}, {sums.needs}")
     if sparse:
-        metadata, selector = d.source(rest[0], "b32"), selector_of(d, rest[1], a_kind, depth)
+        columns = sparsity(d, rest, a_kind, depth, ordered="sp::ordered_metadata" in i.parts)
         rest = rest[2:]
     scales = [
         _scaled(d, i, text, ids, kinds[3], of_a=text is rest[0])
@@ -208,42 +224,21 @@ def _mma(d: Decoder, i: Instruction) -> Control:
     ]
 
     def multiply(run: Run, here: Group) -> None:
-        right = np.zeros((here.size // WARP, depth, 8))
-        _, _, row, column = _places(rows, needs, each)
-        right[:, row, column] = _gathered(run, here, b, b_kind)
-        held = left(run, here, a, a_kind, rows)
+        held, right = a.read(run, here), b.read(run, here).swapaxes(1, 2)
         if sparse:
-            ordered = "sp::ordered_metadata" in i.parts
-            columns = columns_of(
-                run, here, metadata(run, here), a_kind, depth, selector, ordered=ordered
-            )
-            if columns is None:
+            places = columns(run, here)
+            if places is None:
                 return
-            held = dense(held, columns)
+            held = dense(held, places)
         for n, read in enumerate(scales):
             scale = read(run, here)
             if scale is None:
                 return
             wide = np.repeat(scale, depth // scale.shape[2], 2)
             held, right = (held, right * wide.swapaxes(1, 2)) if n else (held * wide, right)
-        add(run, here, result, c, held @ right, TYPES[to], saturates="satfinite" in i.parts)
+        result.write(run, here, held @ right, sums, saturates="satfinite" in i.parts)
 
     return together(multiply)
-
-
-def _count(d: Decoder, i: Instruction) -> int:
-    d.touch(16)
-    return int(next(p for p in i.parts if re.fullmatch(r"x[124]", p))[1:])
-
-
-def _rows(run: Run, here: Group, addresses: Array, count: int) -> tuple[Group, Array] | None:
-    """Return the lanes that give rows, and these rows' places; None if one of them is bad."""
-    mask = here.threads % WARP < 8 * count
-    lanes = here.where(mask)
-    found = shared_at(run, lanes, addresses[mask], 16)
-    if found is None or found[0].size < lanes.size:
-        return None
-    return found
 
 
 def _turned(rows: Array) -> Array:
@@ -252,118 +247,78 @@ def _turned(rows: Array) -> Array:
     return np.ascontiguousarray(halves).view(np.uint32)
 
 
-def _ldmatrix(d: Decoder, i: Instruction) -> Control:
-    count, turned = _count(d, i), "trans" in i.parts
-    write, at = d.vector_target(i.operands[0], "b32"), d.address(i.operands[1])
-
-    def load(run: Run, here: Group) -> None:
-        found = _rows(run, here, at(run, here), count)
-        if found is None:
-            return
-        lanes, flat = found
-        check_read(run, lanes, flat, 16)
-        rows = run.shared.reshape(-1, 16)[flat // 16]
-        words = (_turned(rows) if turned else rows.view(np.uint32)).reshape(-1, count, WARP)
-        write(run, here, words.swapaxes(1, 2).reshape(here.size, count))
-
-    return together(load)
-
-
-def _stmatrix(d: Decoder, i: Instruction) -> Control:
-    count, turned = _count(d, i), "trans" in i.parts
-    at, read = d.address(i.operands[0]), d.vector(i.operands[1], "b32")
-
-    def store(run: Run, here: Group) -> None:
-        found = _rows(run, here, at(run, here), count)
-        if found is None:
-            return
-        lanes, flat = found
-        words = np.ascontiguousarray(read(run, here).reshape(-1, WARP, count).swapaxes(1, 2))
-        cells, index = run.shared.reshape(-1, 16), flat // 16
-        stored = (_turned(words) if turned else words).view(np.uint8).reshape(-1, 16)
-        check_write(run, lanes, flat, 16, stored=(index, stored, cells[index]))
-        cells[index] = stored
-
-    return together(store)
-
-
-def _movmatrix(d: Decoder, i: Instruction) -> Control:
-    """Turn an 8 x 8 matrix of 16-bit elements, two a lane."""
-    read, write = d.source(i.operands[1], "b32"), d.target(i.operands[0], "b32")
+def _rows(d: Decoder, i: Instruction) -> Control:
+    """Load or store 8 x 8 matrices; lanes give where their rows of 16 B are: ldmatrix, stmatrix."""
+    loads, turned = i.parts[0] == "ldmatrix", "trans" in i.parts
+    count = int(next(p for p in i.parts if re.fullmatch(r"x[124]", p))[1:])
+    text, where = i.operands if loads else i.operands[::-1]
+    held: Any = (d.vector_target if loads else d.vector)(text, "b32")
+    at = d.address(where)
+    d.touch(16)
 
     def move(run: Run, here: Group) -> None:
-        words = np.ascontiguousarray(np.broadcast_to(read(run, here), (here.size,)))
-        write(run, here, _turned(words).reshape(-1))
+        mask = here.threads % WARP < 8 * count
+        lanes = here.where(mask)
+        found = shared_at(run, lanes, at(run, here)[mask], 16)
+        if found is None or found[0].size < lanes.size:
+            return
+        cells, index = run.shared.reshape(-1, 16), found[1] // 16
+        part = Part(None, found[1], run.shared)
+        if loads:
+            spaces.check(run, lanes, part, 16, writes=False)
+            rows = cells[index]
+            words = (_turned(rows) if turned else rows.view(np.uint32)).reshape(-1, count, WARP)
+            held(run, here, words.swapaxes(1, 2).reshape(here.size, count))
+            return
+        words = np.ascontiguousarray(held(run, here).reshape(-1, WARP, count).swapaxes(1, 2))
+        stored = (_turned(words) if turned else words).view(np.uint8).reshape(-1, 16)
+        spaces.check(run, lanes, part, 16, writes=True, stored=(index, stored, cells[index]))
+        cells[index] = stored
 
     return together(move)
 
 
-@dataclass(frozen=True, slots=True)
-class _Matrix:
-    """One operand: its extents, its type, its registers, and how many elements one of them has."""
-
-    rows: int
-    columns: int
-    dtype: np.dtype[Any]
-    names: tuple[str, ...]
-    each: int
-    bits: str
-
-    @property
-    def held(self) -> int:
-        """How many elements a lane has."""
-        return self.each * len(self.names)
-
-    def values(self, run: Run, group: Group, read: Source) -> Array:
-        """Return the matrices of whole warps, as float64: (warps, rows, columns)."""
-        flat = read(run, group).view(self.dtype).reshape(group.size // WARP, -1)
-        whole = flat[:, : self.rows * self.columns].astype(np.float64)
-        result: Array = whole.reshape(-1, self.rows, self.columns)
-        return result
-
-    def addresses(self, group: Group, start: Array, pitch: Array | int, *, turned: bool) -> Array:
-        """Return the addresses of each thread's elements: (threads, held)."""
-        index = (group.threads % WARP)[:, None] * self.held + np.arange(self.held)
-        row, column = index // self.columns % self.rows, index % self.columns
-        slow, fast = (column, row) if turned else (row, column)
-        pitches = np.broadcast_to(np.asarray(pitch, np.int64), (group.size,))[:, None]
-        places: Array = start[:, None] + (slow * pitches + fast) * self.dtype.itemsize
-        return places
+def _movmatrix(run: Run, here: Group, i: Instruction, write: Act, words: Array) -> None:
+    """Turn an 8 x 8 matrix of 16-bit elements, two a lane."""
+    write(here, _turned(np.ascontiguousarray(words)).reshape(-1))
 
 
-def _matrix(d: Decoder, i: Instruction, which: str, kind: str, text: str) -> _Matrix:
-    """Read the operand ``which`` (a, b, c or d) of a ``.m..n..k..``."""
+def _whole(d: Decoder, i: Instruction, which: str, kind: str, text: str) -> WarpMatrix:
+    """Read the operand ``which`` (a, b, c or d) of wmma's ``.m..n..k..``."""
     m, n, k = shape_of(i)
     rows, columns = {"a": (m, k), "b": (k, n)}.get(which, (m, n))
-    names, dtype = d.listed(text), TYPES[kind]
-    width = d.widths[d.matrix(text, kind)[0]]
-    each = width // dtype.itemsize
-    if WARP * each * len(names) % (rows * columns):
-        raise d.error(f"{len(names)} registers of {width} B hold no {rows} x {columns} of {kind}")
-    return _Matrix(rows, columns, dtype, names, each, f"b{8 * width}")
+    registers = tuple(d.matrix(text, kind))
+    count = len(registers) * _each(kind)
+    if WARP * count % (rows * columns):
+        raise d.error(f"{len(registers)} registers hold no {rows} x {columns} of {kind}")
+    index = np.arange(WARP * count).reshape(WARP, count)
+    row, column = index // columns % rows, index % columns
+    return WarpMatrix(registers, kind, (rows, columns), row, column)
 
 
 def _wmma_move(d: Decoder, i: Instruction) -> Control:
     """Load or store a matrix, whose rows (or columns) lie a pitch of elements apart."""
     loads, turned, space = i.parts[1] == "load", "col" in i.parts, space_of(d, i)
     text, where = i.operands[:2] if loads else i.operands[1::-1]
-    matrix = _matrix(d, i, i.parts[2], i.parts[-1], text)
-    packed = str(matrix.rows if turned else matrix.columns)
+    matrix = _whole(d, i, i.parts[2], i.parts[-1], text)
+    slow, fast = (matrix.column, matrix.row) if turned else (matrix.row, matrix.column)
+    packed, dtype = str(matrix.shape[0 if turned else 1]), TYPES[matrix.kind]
     at, pitch = d.address(where), d.source((*i.operands, packed)[2], "s32")
-    read, write = d.vector(text, matrix.bits), d.vector_target(text, matrix.bits)
-    d.touch(matrix.dtype.itemsize)
+    d.touch(dtype.itemsize)
 
     def move(run: Run, here: Group) -> None:
-        places = matrix.addresses(here, at(run, here), pitch(run, here), turned=turned).T
-        held = read(run, here).view(matrix.dtype)
-        for n, place in enumerate(places):
+        lane = here.threads % WARP
+        pitches = np.broadcast_to(np.asarray(pitch(run, here), np.int64), (here.size,))[:, None]
+        places = at(run, here)[:, None] + (slow[lane] * pitches + fast[lane]) * dtype.itemsize
+        held = matrix.raw(run, here).view(dtype)
+        for n, place in enumerate(places.T):
             if not loads:
                 spaces.write(run, space, here, place, held[:, n : n + 1])
                 continue
-            for part, values in spaces.read(run, space, here, place, matrix.dtype, 1):
+            for part, values in spaces.read(run, space, here, place, dtype, 1):
                 held[np.isin(here.threads, part.threads), n] = values[:, 0]
         if loads:
-            write(run, here, held.view(f"u{matrix.each * matrix.dtype.itemsize}"))
+            matrix.put(run, here, held)
 
     return together(move)
 
@@ -373,31 +328,22 @@ def _wmma(d: Decoder, i: Instruction) -> Control:
     kinds = tuple(p for p in i.parts[shape + 1 :] if p not in ("rn", "satfinite", "row", "col"))
     if len(kinds) == 2:  # halves, whose types only the sums name
         kinds = (kinds[0], "f16", "f16", kinds[1])
-    operands = [
-        _matrix(d, i, which, kind, text)
+    result, a, b, sums = (
+        _whole(d, i, which, kind, text)
         for which, kind, text in zip("dabc", kinds, i.operands, strict=True)
-    ]
-    result, a, b, c = operands
-    reads = [d.vector(o, m.bits) for o, m in zip(i.operands, operands, strict=True)]
-    write = d.vector_target(i.operands[0], result.bits)
+    )
 
     def multiply(run: Run, here: Group) -> None:
-        left, right, sums = (
-            m.values(run, here, read) for m, read in zip((a, b, c), reads[1:], strict=True)
-        )
-        saturates = "satfinite" in i.parts
-        total = narrowed(left @ right + sums, result.dtype, saturates=saturates)
-        whole = total.reshape(here.size, result.held)
-        write(run, here, whole.view(f"u{result.each * result.dtype.itemsize}"))
+        product = a.read(run, here) @ b.read(run, here)
+        result.write(run, here, product, sums, saturates="satfinite" in i.parts)
 
     return together(multiply)
 
 
 TABLE: Mapping[str, Builder] = {
     **dict.fromkeys(("mma.sync", "mma.sp.sync", "mma.sp::ordered_metadata.sync"), _mma),
-    "ldmatrix": _ldmatrix,
-    "stmatrix": _stmatrix,
-    "movmatrix": _movmatrix,
+    **dict.fromkeys(("ldmatrix", "stmatrix"), _rows),
+    "movmatrix": operation(_movmatrix, unit=WARP),
     **{f"wmma.load.{which}": _wmma_move for which in "abc"},
     "wmma.store.d": _wmma_move,
     "wmma.mma": _wmma,

@@ -6,16 +6,16 @@ Source: PTX ISA 9.0, section 9.7.9 (data movement) and 9.7.13 (atom, red).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from . import spaces
-from .arithmetic import by_type
+from .arithmetic import of_type
 from .atomics import RUNNING, UPDATES, in_turn, rounds
 from .clocks import ALL_BEFORE
-from .decoder import Action, Builder, Decoder
+from .decoder import Act, Action, Builder, Decoder, operation
 from .forms import runs_on
 from .memory import LOCAL, PARAM, SHARED
 from .parser import Instruction
@@ -148,10 +148,10 @@ def _atom(d: Decoder, i: Instruction) -> Action:
     return apply
 
 
-def _cvta(i: Instruction, dtype: np.dtype[Any]) -> Callable[[Array], Array]:
+def _cvta(i: Instruction, dtype: np.dtype[Any], a: Array) -> Any:
     space = next(p for p in i.parts if p.split("::")[0] in _WINDOWS).split("::")[0]
     start = dtype.type(_WINDOWS[space])
-    return (lambda a: a - start) if "to" in i.parts else (lambda a: a + start)
+    return a - start if "to" in i.parts else a + start
 
 
 def _isspacep(d: Decoder, i: Instruction) -> Action:
@@ -173,48 +173,31 @@ def hint(d: Decoder, i: Instruction) -> Action:
     return lambda run, group: None
 
 
-def _dependent(d: Decoder, i: Instruction) -> Action:
+def _dependent(run: Run, group: Group, i: Instruction) -> None:
     """Let threads that wait know all that the kernel before did."""
-
-    def wait(run: Run, group: Group) -> None:
-        for domain, agents in run.by_domain(group) if "wait" in i.parts else ():
-            run.clocks.learn(domain, agents, ALL_BEFORE)
-
-    return wait
+    for domain, agents in run.by_domain(group) if "wait" in i.parts else ():
+        run.clocks.learn(domain, agents, ALL_BEFORE)
 
 
-def _nanosleep(d: Decoder, i: Instruction) -> Action:
+def _nanosleep(run: Run, group: Group, i: Instruction, times: Array) -> None:
     """Let clocks grow by the longest sleep of the threads; nobody waits."""
-    read = d.source(i.operands[0], "u32")
-
-    def sleep(run: Run, group: Group) -> None:
-        run.elapsed += int(np.max(read(run, group)))
-
-    return sleep
+    run.elapsed += int(times.max())
 
 
-def _mapa(i: Instruction, dtype: np.dtype[Any]) -> Callable[[Array, Array], Array]:
+def _mapa(i: Instruction, dtype: np.dtype[Any], at: Array, rank: Array) -> Array:
     generic = dtype.type(SHARED if "shared::cluster" not in i.parts else 0)
-
-    def translate(at: Array, rank: Array) -> Array:
-        inside = (at - generic) & dtype.type(0xFFFFFF)
-        there: Array = inside | (rank.astype(dtype) << dtype.type(24)) | generic
-        return there
-
-    return translate
+    inside = (at - generic) & dtype.type(0xFFFFFF)
+    there: Array = inside | (rank.astype(dtype) << dtype.type(24)) | generic
+    return there
 
 
-def _rank(d: Decoder, i: Instruction) -> Action:
-    """Return the CTA in whose shared memory an address lies: getctarank."""
-    kind = i.parts[-1]
+def _rank(
+    run: Run, group: Group, i: Instruction, write: Act, addresses: Array
+) -> None:  # fmt: skip
+    """Write the CTA in whose shared memory an address lies: getctarank."""
     start = SHARED if "shared::cluster" not in i.parts else 0
-    read, write = d.source(i.operands[1], kind), d.target(i.operands[0], "u32")
-
-    def rank(run: Run, group: Group) -> None:
-        at = np.broadcast_to(read(run, group), (group.size,)).astype(np.int64) - start
-        write(run, group, at >> 24 if run.cluster > 1 else group.threads * 0)
-
-    return rank
+    at = addresses.astype(np.int64) - start
+    write(group, at >> 24 if run.cluster > 1 else group.threads * 0)
 
 
 def _policy(d: Decoder, i: Instruction) -> Action:
@@ -227,13 +210,13 @@ TABLE: Mapping[str, Builder] = {
     **dict.fromkeys(("ld", "ldu"), _ld),
     "st": _st,
     **dict.fromkeys(("atom", "red"), _atom),
-    "cvta": by_type(_cvta),
+    "cvta": of_type(_cvta),
     "isspacep": _isspacep,
-    "mapa": by_type(_mapa),
-    "getctarank": _rank,
+    "mapa": of_type(_mapa),
+    "getctarank": operation(_rank),
     **dict.fromkeys(("prefetch", "prefetchu", "discard", "applypriority"), hint),
-    "griddepcontrol": _dependent,
-    "nanosleep": _nanosleep,
+    "griddepcontrol": operation(_dependent),
+    "nanosleep": operation(_nanosleep),
     **{f"createpolicy.{how}": _policy for how in ("fractional", "range", "cvt")},
 }
 """This family's builders by entry."""

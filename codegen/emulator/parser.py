@@ -1,7 +1,8 @@
 """PTX text into kernels: parameters, registers, variables, labels, instructions with their lines.
 
 The text is read, not checked: types and operands are looked at when a kernel is decoded.  Names
-that are declared in an inner ``{ }`` get the scope's number, so that two scopes may use one name.
+that are declared in an inner ``{ }`` get the scope's number, those of a function its name, so that
+two may use one name.
 
 >>> kernel = parse(".visible .entry f(.param .u32 n) { .reg .u32 %r<2>; L: mov.u32 %r0, 7; ret; }")
 >>> for instruction in kernel.kernels["f"].instructions:
@@ -17,7 +18,7 @@ from __future__ import annotations
 import bisect
 import contextlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from .errors import EmulatorError, LaunchError, ProgramError, TinyGpuError
@@ -153,14 +154,11 @@ def width_of(kind: str) -> int:
     return TYPES[kind].itemsize if kind in TYPES else 8
 
 
-def _blank(match: re.Match[str]) -> str:
-    return re.sub(r"[^\n]", " ", match.group())
-
-
 @dataclass(slots=True)
 class _Body:
     """A kernel's body in the making: scopes are numbers, the innermost last."""
 
+    suffix: str
     registers: dict[str, str] = field(default_factory=dict)
     variables: list[Variable] = field(default_factory=list)
     instructions: list[tuple[Instruction, tuple[int, ...]]] = field(default_factory=list)
@@ -172,9 +170,12 @@ class _Body:
 
     def declare(self, name: str) -> str:
         scope = self.scopes[-1]
-        unique = name if scope == 0 else f"{name}#{scope}"
+        unique = (name if scope == 0 else f"{name}#{scope}") + self.suffix
         self.names[scope, name] = unique
         return unique
+
+    def declared(self, variables: Sequence[Variable]) -> tuple[Variable, ...]:
+        return tuple(replace(v, name=self.declare(v.name)) for v in variables)
 
 
 class _Reader:
@@ -182,7 +183,8 @@ class _Reader:
 
     def __init__(self, text: str) -> None:
         text = text.removeprefix("\ufeff")
-        self.text = re.sub(r"/\*.*?\*/|//[^\n]*", _blank, text, flags=re.DOTALL)
+        comment = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)  # whose lines stay
+        self.text = comment.sub(lambda found: re.sub(r"[^\n]", " ", found.group()), text)
         self.ends = [m.start() for m in re.finditer("\n", self.text)]
         self.at = 0
 
@@ -229,7 +231,7 @@ class _Reader:
             elif self.match(r"\.pragma\b"):
                 self.until(";")
             elif found := self.match(_LINKAGE + r"\.entry\s+([\w$%]+)\s*"):
-                kernel = self.kernel(found.group(1), ())
+                kernel = self.kernel(found.group(1), (), "")
                 if kernel is not None:
                     kernels[kernel.name] = kernel
             elif self.match(_LINKAGE + r"\.func\b\s*" + _ATTRIBUTE):
@@ -283,9 +285,9 @@ class _Reader:
         name = self.match(rf"\s*({_NAME})\s*")
         if not name:
             raise self.error("a function without a name")
-        return self.kernel(name.group(1), returns)
+        return self.kernel(name.group(1), returns, f"#{name.group(1)}")
 
-    def kernel(self, name: str, returns: tuple[Variable, ...]) -> Kernel | None:
+    def kernel(self, name: str, returns: tuple[Variable, ...], suffix: str) -> Kernel | None:
         parameters = self.parameters()
         directives = {}
         while self.skip() and not self.match(r"\{"):
@@ -298,7 +300,8 @@ class _Reader:
             directives[found.group(1)] = tuple(map(int, re.findall(r"\d+", found.group(2))))
             if found.group(1) == "pragma":
                 self.match(r"\s*;")
-        body = _Body()
+        body = _Body(suffix)
+        returns, parameters = body.declared(returns), body.declared(parameters)
         while self.statement(body):
             pass
         return Kernel(
@@ -319,7 +322,8 @@ class _Reader:
         elif self.match(r";"):
             pass
         elif found := self.match(r"([\w$]+)\s*:\s*\.branchtargets\b"):
-            body.targets[found.group(1)] = split(self.until(";"))
+            labels = tuple(label + body.suffix for label in split(self.until(";")))
+            body.targets[body.declare(found.group(1))] = labels
         elif self.match(r"[\w$]+\s*:\s*\.callprototype\b|\.pragma\b"):
             self.until(";")
         elif found := self.match(r"([\w$]+)\s*:(?!:)"):
@@ -329,8 +333,7 @@ class _Reader:
         elif self.match(_DEBUG):
             pass
         elif self.text[self.at] == ".":
-            for variable in self.variables(self.until(";")):
-                body.variables.append(replace(variable, name=body.declare(variable.name)))
+            body.variables += body.declared(self.variables(self.until(";")))
         else:
             self.instruction(body)
         return True
@@ -361,8 +364,8 @@ class _Reader:
 
 
 def _resolved(body: _Body) -> Iterator[Instruction]:
-    """Give every name the number of the scope that declares it."""
-    inner = bool(body.made) and any(scope for scope, _ in body.names)
+    """Give every name what its scope and its function add to it."""
+    inner = any(name != unique for (_, name), unique in body.names.items())
     for instruction, scopes in body.instructions:
         if not inner:
             yield instruction

@@ -47,7 +47,8 @@ def _parties(run: Run, grid: Grid | None, group: Group, channels: Any) -> Any:
     if grid is None:
         return run.agents(group)[1] if channels is None else channels
     if channels is None:
-        return run.first_unit + group.units(run.unit)
+        before = run.first_cta * (run.threads_per_cta // run.unit)  # in earlier batches
+        return before + group.units(run.unit)
     domains = run.agents(group)[0]
     keys, back = np.unique(domains * run.clocks.agents + channels, return_inverse=True)
     made = [_channel(run, grid, *divmod(key, run.clocks.agents)) for key in keys.tolist()]

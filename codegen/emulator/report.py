@@ -63,15 +63,6 @@ class Finding:
         return f"line {self.line}: {kind}: {self.text}: {self.message}{other}{also}{mend}"
 
 
-@dataclass(slots=True)
-class _Cause:
-    """Findings that something at one place between ``low`` and ``high`` would mend."""
-
-    low: int
-    high: int
-    members: list[Finding]
-
-
 def gathered(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """Return one finding for each cause, the first: pairs of lines that one place lies between.
 
@@ -81,23 +72,24 @@ def gathered(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     >>> [(f.line, f.count, f.lines) for f in gathered([*pairs, Finding("race", 3, "st", "", 7)])]
     [(7, 4, (8,)), (3, 1, ())]
     """
-    causes: dict[tuple[object, ...], list[_Cause]] = {}
+    causes: dict[tuple[object, ...], list[tuple[range, list[Finding]]]] = {}
     for f in findings:
         low, high = sorted((f.line, f.other_line)) if f.other_line else (f.line - 1, f.line)
         same = causes.setdefault((f.kind, f.severity, f.other_line > f.line), [])
-        for cause in same:
-            if max(low, cause.low) < min(high, cause.high):
-                cause.low, cause.high = max(low, cause.low), min(high, cause.high)
-                cause.members.append(f)
+        for n, (between, members) in enumerate(same):
+            both = range(max(low, between.start), min(high, between.stop))
+            if both:
+                same[n] = both, members
+                members.append(f)
                 break
         else:
-            same.append(_Cause(low, high, [f]))
+            same.append((range(low, high), [f]))
     result = []
-    for cause in (c for same in causes.values() for c in same):
-        first = cause.members[0]
-        lines = dict.fromkeys(line for f in cause.members for line in (f.line, *f.lines))
+    for _, members in (cause for same in causes.values() for cause in same):
+        first = members[0]
+        lines = dict.fromkeys(line for f in members for line in (f.line, *f.lines))
         lines.pop(first.line)
-        count = sum(f.count for f in cause.members)
+        count = sum(f.count for f in members)
         result.append(replace(first, count=count, lines=tuple(lines)))
     return tuple(result)
 

@@ -228,10 +228,8 @@ class TensorMemory:
         taken = np.zeros(COLUMNS, bool)
         for start, number in self.allocated.items():
             taken[start : start + number] = True
-        for start in range(0, COLUMNS - columns + 1, columns):
-            if not taken[start : start + columns].any():
-                return start
-        return None
+        starts = range(0, COLUMNS - columns + 1, columns)
+        return next((s for s in starts if not taken[s : s + columns].any()), None)
 
     def owns(self, first: int, number: int) -> bool:
         """Whether these columns are in one allocation."""
@@ -442,11 +440,6 @@ class Run:
         """Return the CTA of agents that are threads or warps, counted over the grid."""
         each = self.threads_per_cta // self.unit
         return self.first_cta + domain * self.cluster + (agent - 1) // each
-
-    @property
-    def first_unit(self) -> int:
-        """The agent of the grid that the first one of the batch is."""
-        return self.first_cta * (self.threads_per_cta // self.unit)
 
     def rows(self, group: Group) -> Array:
         """Return the clock rows of the group's threads."""
@@ -692,16 +685,13 @@ class Run:
 
     def finish(self, pending: Pending) -> None:
         """Perform an operation now, after those before it in its queue."""
-        if pending.done:
-            return
-        if pending.queue is not None:
-            for other in [p for p in self.pending if p.queue == pending.queue]:
-                if other is pending:
-                    break
-                self._perform(other)
-        self._perform(pending)
+        while not pending.done:
+            self._perform(pending)
 
     def _perform(self, pending: Pending) -> None:
+        """Perform an operation, or the first of its queue that is not done."""
+        if pending.queue is not None:
+            pending = next(p for p in self.pending if p.queue == pending.queue)
         self.pending.remove(pending)
         pending.done = True
         pending.perform()
@@ -711,10 +701,7 @@ class Run:
         if not self.pending:
             return False
         i = self.random.randrange(len(self.pending)) if self.completion == "random" else 0
-        chosen = self.pending[i]
-        if chosen.queue is not None:
-            chosen = next(p for p in self.pending if p.queue == chosen.queue)
-        self._perform(chosen)
+        self._perform(self.pending[i])
         return True
 
     # The loop.

@@ -159,12 +159,10 @@ def read(
     """Yield the threads that could read, and their values: (n, lanes)."""
     width = dtype.itemsize * lanes
     for where, here, part in _places(run, space, group, addresses, width, writes=False):
-        if where == "shared":
-            check_read(run, here, part.at, width, how)
-        elif where == "local":
+        if where == "local":
             _check_local(run, here, part.at, width)
-        elif where == "global":
-            races.check(run, here, part, width, how, writes=False)
+        elif where in ("shared", "global"):
+            check(run, here, part, width, how, writes=False)
         cells, index = part.cells(_whole(width))
         yield here, cells[index].view(dtype).reshape(-1, lanes)
 
@@ -184,33 +182,21 @@ def _check_local(run: Run, group: Group, flat: Array, width: int) -> None:
         run.find("uninitialised", message, who=thread, address=at, severity="warning")
 
 
-def _remotely(run: Run, group: Group, flat: Array, step: int) -> None:
-    """Note who touches the shared memory of another CTA, which must not end before that."""
-    if run.cluster == 1:
+def check(
+    run: Run, group: Group, part: Part, width: int, how: Semantics = WEAK, *, writes: bool,
+    stored: tuple[Array, Array, Array] | None = None,
+) -> None:  # fmt: skip
+    """Hold generic accesses of shared or global memory against the clocks, as ``races`` does."""
+    step = races.check(run, group, part, width, how, writes=writes, stored=stored)
+    if run.cluster == 1 or part.start:
         return
-    there = flat // run.shared_bytes
+    there = part.at // run.shared_bytes
     for n in np.flatnonzero(there != group.units(run.threads_per_cta)).tolist():
         cta, thread = int(there[n]), int(group.threads[n])
-        run.remote(cta, thread, run.agents_of(thread)[1], step)
+        run.remote(cta, thread, run.agents_of(thread)[1], step)  # it must not end before that
         if not run.live_in(cta):
             message = f"touches shared memory of {run.cta_name(cta)}, which has ended"
             run.find("exit", message, who=thread)
-
-
-def check_read(run: Run, group: Group, flat: Array, width: int, how: Semantics = WEAK) -> None:
-    """Hold generic reads of shared memory against the clocks."""
-    step = races.check(run, group, Part(None, flat, run.shared), width, how, writes=False)
-    _remotely(run, group, flat, step)
-
-
-def check_write(
-    run: Run, group: Group, flat: Array, width: int, how: Semantics = WEAK,
-    stored: tuple[Array, Array, Array] | None = None,
-) -> None:  # fmt: skip
-    """Hold generic writes of shared memory against the clocks, as ``races.check`` does."""
-    part = Part(None, flat, run.shared)
-    step = races.check(run, group, part, width, how, writes=True, stored=stored)
-    _remotely(run, group, flat, step)
 
 
 def multicast(run: Run, cta: int, mask: int) -> list[int]:
@@ -248,13 +234,9 @@ def write(
         which: Any = slice(None) if whole_group else np.searchsorted(group.threads, here.threads)
         mine = np.ascontiguousarray(values[which])
         cells, index = part.cells(_whole(width))
-        if where == "shared":
+        if where == "shared" or (where == "global" and run.races is not None):
             held = cells[index].view(dtype).reshape(-1, lanes)
-            check_write(run, here, part.at, width, how, (index, mine, held))
-        elif where == "global" and run.races is not None:
-            held = cells[index].view(dtype).reshape(-1, lanes)
-            stored = index, mine, held
-            races.check(run, here, part, width, how, writes=True, stored=stored)
+            check(run, here, part, width, how, writes=True, stored=(index, mine, held))
         if update is None:
             cells[index] = mine.view(cells.dtype)[:, 0]
         else:

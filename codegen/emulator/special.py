@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -23,24 +24,6 @@ def _inside(run: Run) -> Array:
 def _cta(run: Run) -> Array:
     """Return every thread's CTA, numbered cluster by cluster."""
     return np.arange(run.ctas * run.threads_per_cta) // run.threads_per_cta + run.first_cta
-
-
-def _ctaid(d: int) -> Callable[[Run], Array]:
-    return lambda run: run.place(_cta(run))[d]
-
-
-def _fixed(value: Callable[[Run], int]) -> Callable[[Run], Array]:
-    return lambda run: np.full(run.ctas * run.threads_per_cta, value(run), np.uint64)
-
-
-def _extent(of: Callable[[Run], Sequence[int]], d: int) -> Callable[[Run], Array]:
-    return _fixed(lambda run: of(run)[d])
-
-
-def _part(whole: Callable[[Run], Array], of: Callable[[Run], Sequence[int]], d: int) -> (
-    Callable[[Run], Array]
-):  # fmt: skip
-    return lambda run: split(whole(run), of(run))[d]
 
 
 def _clusters(run: Run) -> list[int]:
@@ -79,41 +62,50 @@ _RESERVED = {"begin": 0, "end": 288, "cap": FIRST_SHARED, "0": 0, "1": 0}
 the driver gives the others (read on an H100, driver 580.159.04).  What sm_80 has behind the CTA's
 own memory is here at the beginning too."""
 _ZEROS = ("gridid", "current_graph_exec", *(f"envreg{n}" for n in (0, *range(3, 32))))
-_ONE_MASK = np.uint64(1)
-SPECIAL: Mapping[str, Callable[[Run], Array]] = {
-    **{f"%tid.{c}": _part(_inside, lambda run: run.block, d) for d, c in enumerate("xyz")},
-    **{f"%ctaid.{c}": _ctaid(d) for d, c in enumerate("xyz")},
-    **{f"%clusterid.{c}": _part(_cluster, _clusters, d) for d, c in enumerate("xyz")},
-    **{f"%ntid.{c}": _extent(lambda run: run.block, d) for d, c in enumerate("xyz")},
-    **{f"%nctaid.{c}": _extent(lambda run: run.grid, d) for d, c in enumerate("xyz")},
-    **{f"%nclusterid.{c}": _extent(_clusters, d) for d, c in enumerate("xyz")},
-    **{f"%cluster_ctaid.{c}": _part(_rank, lambda run: run.cluster_shape, d)
-       for d, c in enumerate("xyz")},
-    **{f"%cluster_nctaid.{c}": _extent(lambda run: run.cluster_shape, d)
-       for d, c in enumerate("xyz")},
-    "%is_explicit_cluster": _fixed(lambda run: run.cluster > 1),
+_THREE: Mapping[str, Callable[[Run], Array | Sequence[int]]] = {
+    "tid": lambda run: split(_inside(run), run.block),
+    "ctaid": lambda run: run.place(_cta(run)),
+    "clusterid": lambda run: split(_cluster(run), _clusters(run)),
+    "cluster_ctaid": lambda run: split(_rank(run), run.cluster_shape),
+    "ntid": lambda run: run.block,
+    "nctaid": lambda run: run.grid,
+    "nclusterid": _clusters,
+    "cluster_nctaid": lambda run: run.cluster_shape,
+}
+"""Registers of three numbers."""
+
+
+def _axis(name: str, axis: int) -> Callable[[Run], Array | int]:
+    return lambda run: _THREE[name](run)[axis]
+
+
+def _bit(run: Run) -> Array:
+    """Return each thread's bit of its warp's mask."""
+    return np.uint64(1) << _lane(run).astype(np.uint64)
+
+
+SPECIAL: Mapping[str, Callable[[Run], Any]] = {
+    **{f"%{name}.{c}": _axis(name, axis) for name in _THREE for axis, c in enumerate("xyz")},
+    "%is_explicit_cluster": lambda run: run.cluster > 1,
     "%cluster_ctarank": _rank,
-    "%cluster_nctarank": _fixed(lambda run: run.cluster),
+    "%cluster_nctarank": lambda run: run.cluster,
     "%laneid": _lane,
     "%warpid": lambda run: _inside(run) // 32,
-    "%nwarpid": _fixed(lambda run: run.threads_per_cta // 32),
+    "%nwarpid": lambda run: run.threads_per_cta // 32,
     "%smid": _cta,
-    "%nsmid": _fixed(lambda run: run.grid[0] * run.grid[1] * run.grid[2]),
-    "%aggr_smem_size": _fixed(
-        lambda run: run.code.static_bytes + run.dynamic_bytes + FIRST_SHARED
-    ),
+    "%nsmid": lambda run: run.grid[0] * run.grid[1] * run.grid[2],
+    "%aggr_smem_size": lambda run: run.code.static_bytes + run.dynamic_bytes + FIRST_SHARED,
     **{f"%reserved_smem_offset_{name}": _reserved(at) for name, at in _RESERVED.items()},
-    **{f"%{name}": _fixed(lambda run: 0) for name in _ZEROS},
-    "%envreg1": _fixed(lambda run: run.workspace >> 32),  # what grid.sync of nvcc counts in
-    "%envreg2": _fixed(lambda run: run.workspace & 0xFFFFFFFF),
-    "%lanemask_eq": lambda run: _ONE_MASK << _lane(run).astype(np.uint64),
-    "%lanemask_lt": lambda run: (_ONE_MASK << _lane(run).astype(np.uint64)) - _ONE_MASK,
-    "%lanemask_le": lambda run: (_ONE_MASK << _lane(run).astype(np.uint64) + _ONE_MASK) - _ONE_MASK,
-    "%lanemask_gt": lambda run: ~((_ONE_MASK << _lane(run).astype(np.uint64) + _ONE_MASK)
-                                  - _ONE_MASK),
-    "%lanemask_ge": lambda run: ~((_ONE_MASK << _lane(run).astype(np.uint64)) - _ONE_MASK),
-    "%dynamic_smem_size": _fixed(lambda run: run.dynamic_bytes),
-    "%total_smem_size": _fixed(_total),
+    **{f"%{name}": lambda run: 0 for name in _ZEROS},
+    "%envreg1": lambda run: run.workspace >> 32,  # what grid.sync of nvcc counts in
+    "%envreg2": lambda run: run.workspace & 0xFFFFFFFF,
+    "%lanemask_eq": _bit,
+    "%lanemask_lt": lambda run: _bit(run) - np.uint64(1),
+    "%lanemask_le": lambda run: 2 * _bit(run) - np.uint64(1),
+    "%lanemask_gt": lambda run: ~(2 * _bit(run) - np.uint64(1)),
+    "%lanemask_ge": lambda run: ~(_bit(run) - np.uint64(1)),
+    "%dynamic_smem_size": lambda run: run.dynamic_bytes,
+    "%total_smem_size": _total,
     "smem window": _window,
 }  # fmt: skip
 """Each special register's value for every thread of a run, but for those that change."""
@@ -127,5 +119,6 @@ def special(run: Run, name: str) -> Array:
     """Return a special register of all threads, as 64-bit integers."""
     found = run.special.get(name)
     if found is None:
-        found = run.special[name] = SPECIAL[name](run).astype(np.uint64)
+        total = run.ctas * run.threads_per_cta
+        found = run.special[name] = np.full(total, SPECIAL[name](run), np.uint64)
     return found

@@ -23,24 +23,24 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from . import races
 from .barriers import arrive, at_barrier
 from .clocks import LIFE, ORDER, TENSOR
-from .decoder import Action, Builder, Control, Decoder, each_thread, together
+from .decoder import Action, Builder, Control, Decoder, each_thread, operation, together
 from .descriptors import NARROW, elements, matrix_at
 from .matrices import narrowed
-from .memory import SHARED, Part
-from .moves import space_of
+from .memory import Part
 from .parser import Instruction
 from .report import Array
 from .run import COLUMNS, WARP, Group, Run, TensorMemory, one_of
-from .spaces import check_write, hold, multicast, place, shared_at
-from .values import TYPES, products
+from .spaces import check, hold, multicast, place, shared_at
+from .values import TYPES, numbers, products
 
 __all__ = ["TABLE", "access"]
 
@@ -75,30 +75,26 @@ def access(
     )  # fmt: skip
 
 
-_SHAPES = {"32x32b": (1, 1), "16x32bx2": (1, 1), "16x64b": (1, 2), "16x128b": (2, 4),
-           "16x256b": (4, 8)}  # fmt: skip
-"""How many registers of a thread, and how many columns, each repetition has."""
+_SHAPES: Mapping[str, tuple[int, int, Callable[[Array, Array], tuple[Any, Any]]]] = {
+    "32x32b": (1, 1, lambda t, part: (t, 0)),
+    "16x32bx2": (1, 1, lambda t, part: (t % 16, 0)),
+    "16x64b": (1, 2, lambda t, part: (t // 4 + 8 * (t % 2), t // 2 % 2)),
+    "16x128b": (2, 4, lambda t, part: (t // 4 + 8 * part, t % 4)),
+    "16x256b": (4, 8, lambda t, part: (t // 4 + 8 * (part // 2), 2 * (t % 4) + part % 2)),
+}
+"""How many registers of a thread, and how many columns, each repetition has; lane and column of a
+thread's register there.  Of ``16x32bx2`` the upper half of the warp begins elsewhere, at columns
+that count from there."""
 
 
 @functools.cache
 def _cells(shape: str, times: int) -> tuple[Array, Array]:
-    """Return lane and column of each thread's registers: (32, registers).
-
-    Of ``16x32bx2`` the upper half of the warp begins elsewhere, at columns that count from there.
-    """
-    t = np.arange(WARP)[:, None]
-    each, wide = _SHAPES[shape]
-    r = np.arange(each * times)[None]
-    part, turn = r % each, r // each
-    if shape == "32x32b":
-        return t + 0 * r, r + 0 * t
-    if shape == "16x32bx2":
-        return t % 16 + 0 * r, r + 0 * t
-    if shape == "16x64b":
-        return t // 4 + 8 * (t % 2) + 0 * r, t // 2 % 2 + wide * turn
-    if shape == "16x128b":
-        return t // 4 + 8 * part, t % 4 + wide * turn
-    return t // 4 + 8 * (part // 2), 2 * (t % 4) + part % 2 + wide * turn
+    """Return lane and column of each thread's registers: (32, registers)."""
+    each, wide, place = _SHAPES[shape]
+    turn, part = np.divmod(np.arange(each * times)[None], each)
+    lane, column = place(np.arange(WARP)[:, None], part)
+    lanes, columns = np.broadcast_arrays(lane + 0 * turn, column + wide * turn)
+    return lanes, columns
 
 
 def _channel(run: Run, warp: int, loads: bool) -> int:
@@ -161,41 +157,35 @@ def _ld_st(d: Decoder, i: Instruction) -> Control:
     return together(move)
 
 
-def _wait(d: Decoder, i: Instruction) -> Control:
+def _wait(run: Run, here: Group, i: Instruction) -> None:
+    run.tick()
     loads = "wait::ld" in i.parts
-
-    def wait(run: Run, here: Group) -> None:
-        run.tick()
-        for warp in here.warp_numbers.tolist():
-            step = run.tensor_steps.get((warp, loads), -1)
-            channel = _channel(run, warp, loads)
-            domain, agents = run.members(_warp(warp))
-            known = run.clocks.clocks[TENSOR, domain, agents, channel]
-            run.clocks.clocks[TENSOR, domain, agents, channel] = np.maximum(known, step)
-            if loads:
-                run.loading.pop(warp, None)
-
-    return together(wait)
+    for warp in here.warp_numbers.tolist():
+        step = run.tensor_steps.get((warp, loads), -1)
+        channel = _channel(run, warp, loads)
+        domain, agents = run.members(_warp(warp))
+        known = run.clocks.clocks[TENSOR, domain, agents, channel]
+        run.clocks.clocks[TENSOR, domain, agents, channel] = np.maximum(known, step)
+        if loads:
+            run.loading.pop(warp, None)
 
 
-def _alloc(d: Decoder, i: Instruction) -> Control:
-    at, number = d.address(i.operands[0]), d.source(i.operands[1], "u32")
-    d.touch(4)
+def _alloc(run: Run, here: Group, i: Instruction, addresses: Array, numbers: Array) -> None:
+    for thread, address, columns in _each_warp(here, addresses, numbers):
+        warp, memory = _warp(thread // WARP), run.tensor[thread // run.threads_per_cta]
+        if columns < 32 or columns > COLUMNS or columns & (columns - 1):
+            run.find("tensor memory", f"{columns} columns; a power of two from 32 to 512 is")
+            continue
+        if memory.closed:
+            run.find("tensor memory", "an allocation after relinquish_alloc_permit")
+        take = functools.partial(_take, run, run.pc, memory, thread, address, columns)
+        say = f"for {columns} columns of tensor memory, of which {{}} are taken".format
+        run.poll(warp, take, functools.partial(say, memory.allocated))
 
-    def allocate(run: Run, here: Group) -> None:
-        leaders = Group(here.threads[::WARP])
-        for thread, address, columns in each_thread(run, leaders, at, number):
-            warp, memory = _warp(thread // WARP), run.tensor[thread // run.threads_per_cta]
-            if columns < 32 or columns > COLUMNS or columns & (columns - 1):
-                run.find("tensor memory", f"{columns} columns; a power of two from 32 to 512 is")
-                continue
-            if memory.closed:
-                run.find("tensor memory", "an allocation after relinquish_alloc_permit")
-            take = functools.partial(_take, run, run.pc, memory, thread, address, columns)
-            say = f"for {columns} columns of tensor memory, of which {{}} are taken".format
-            run.poll(warp, take, functools.partial(say, memory.allocated))
 
-    return together(allocate)
+def _each_warp(here: Group, *given: Array) -> Iterator[tuple[int, ...]]:
+    """Yield the first thread of each warp, with its values."""
+    return zip(*(values[::WARP].tolist() for values in (here.threads, *given)), strict=True)
 
 
 def _take(run: Run, pc: int, memory: TensorMemory, thread: int, address: int, columns: int) -> bool:
@@ -205,55 +195,42 @@ def _take(run: Run, pc: int, memory: TensorMemory, thread: int, address: int, co
     memory.allocated[start], run.pc = columns, pc
     found = shared_at(run, one_of(thread), np.array([address]), 4)
     if found is not None:
-        check_write(run, found[0], found[1], 4)
+        check(run, found[0], Part(None, found[1], run.shared), 4, writes=True)
         run.shared.view(np.uint32)[found[1] // 4] = start
     return True
 
 
-def _dealloc(d: Decoder, i: Instruction) -> Control:
-    at, number = d.source(i.operands[0], "u32"), d.source(i.operands[1], "u32")
-
-    def free(run: Run, here: Group) -> None:
-        for thread, start, columns in each_thread(run, Group(here.threads[::WARP]), at, number):
-            cta = thread // run.threads_per_cta
-            memory = run.tensor[cta]
-            if memory.allocated.get(start) != columns:
-                message = f"no allocation of {columns} columns begins at {start:#x}"
-                run.find("tensor memory", message)
-                continue
-            warp, channel = _warp(thread // WARP), _channel(run, thread // WARP, False)
-            span = (start, columns)
-            access(run, cta, np.arange(_QUARTERS), span, warp, channel, writes=True)
-            del memory.allocated[start]
-
-    return together(free)
+def _dealloc(run: Run, here: Group, i: Instruction, starts: Array, numbers: Array) -> None:
+    for thread, start, columns in _each_warp(here, starts, numbers):
+        cta = thread // run.threads_per_cta
+        memory = run.tensor[cta]
+        if memory.allocated.get(start) != columns:
+            message = f"no allocation of {columns} columns begins at {start:#x}"
+            run.find("tensor memory", message)
+            continue
+        warp, channel = _warp(thread // WARP), _channel(run, thread // WARP, False)
+        span = (start, columns)
+        access(run, cta, np.arange(_QUARTERS), span, warp, channel, writes=True)
+        del memory.allocated[start]
 
 
-def _relinquish(d: Decoder, i: Instruction) -> Action:
-    def close(run: Run, group: Group) -> None:
-        for cta in np.unique(group.threads // run.threads_per_cta).tolist():
-            run.tensor[cta].closed = True
-
-    return close
+def _relinquish(run: Run, group: Group, i: Instruction) -> None:
+    for cta in np.unique(group.threads // run.threads_per_cta).tolist():
+        run.tensor[cta].closed = True
 
 
-def _fence(d: Decoder, i: Instruction) -> Action:
-    after = "fence::after_thread_sync" in i.parts
-
-    def fence(run: Run, group: Group) -> None:
-        for thread in run.units(group).tolist():
-            domain, agent = run.agents_of(thread)
-            if after:
-                known = run.clocks.clocks[:, domain, agent]
-                np.maximum(known[ORDER], known[TENSOR], out=known[TENSOR])
-                continue
-            warp = thread // WARP
-            own = [loads for loads in (True, False) if (warp, loads) in run.tensor_steps]
-            channels = [_channel(run, warp, loads) for loads in own]
-            known = run.clocks.clocks[:, domain, agent]  # after channels, which may make it anew
-            known[ORDER, channels] = known[TENSOR, channels]
-
-    return fence
+def _fence(run: Run, group: Group, i: Instruction) -> None:
+    for thread in run.units(group).tolist():
+        domain, agent = run.agents_of(thread)
+        if "fence::after_thread_sync" in i.parts:
+            known = run.clocks.clocks[:, domain, agent]
+            np.maximum(known[ORDER], known[TENSOR], out=known[TENSOR])
+            continue
+        warp = thread // WARP
+        own = [loads for loads in (True, False) if (warp, loads) in run.tensor_steps]
+        channels = [_channel(run, warp, loads) for loads in own]
+        known = run.clocks.clocks[:, domain, agent]  # after channels, which may make it anew
+        known[ORDER, channels] = known[TENSOR, channels]
 
 
 def unfinished(run: Run) -> None:
@@ -377,10 +354,10 @@ def _mma(d: Decoder, i: Instruction) -> Action:
 
 
 def _issue(
-    run: Run, thread: int, shape: _Shape, at: tuple[int, ...], adds: bool, pair: bool,
+    run: Run, thread: int, shape: _Shape, given: tuple[int, ...], adds: bool, pair: bool,
     from_tensor: bool,
 ) -> None:  # fmt: skip
-    target, a, b, *scaled = at
+    target, a, b, *scaled = given
     ctas = _ctas(run, thread, pair)
     key, channel = _queue(run, thread)
     one, half = one_of(thread), len(ctas)
@@ -391,12 +368,12 @@ def _issue(
     if any(address >> 16 for address in scaled):
         run.find("tensor memory", "scales begin at another lane than 0")
         return
-    operands, held = [], []
+    operands = []
     for cta in ctas:
-        given = [(b, shape.b, (shape.n // half, shape.depth), shape.turned[1])]
+        named = [(b, shape.b, (shape.n // half, shape.depth), shape.turned[1])]
         if not from_tensor:
-            given.insert(0, (a, shape.a, (shape.m // half, shape.depth), shape.turned[0]))
-        found = [matrix_at(run, cta, *each, tcgen05=True) for each in given]
+            named.insert(0, (a, shape.a, (shape.m // half, shape.depth), shape.turned[0]))
+        found = [matrix_at(run, cta, *each, tcgen05=True) for each in named]
         good = [f for f in found if f is not None]
         if len(good) < len(found):
             return
@@ -406,7 +383,7 @@ def _issue(
     lanes, columns = _places(shape, half, lane)
     quarters, span = np.unique(lanes // 32), (column, int(columns.max()) + 1)
     sizes = [-(-rows // WARP) for rows in (shape.m, shape.n)]
-    parts = [(address, size) for address, size in zip(scaled, sizes, strict=False)]
+    parts = list(zip(scaled, sizes, strict=False))
     for cta in ctas:
         if adds:
             access(run, cta, quarters, span, one, channel, writes=False)
@@ -414,12 +391,12 @@ def _issue(
             access(run, cta, quarters, (a & 0xFFFF, _A_COLUMNS), one, channel, writes=False)
         for part in parts:
             access(run, cta, np.arange(_QUARTERS), part, one, channel, writes=False)
-        held.append(access(run, cta, quarters, span, one, channel, writes=True))
-    run.tensor_last[thread] = held[-1]
+        run.tensor_last[thread] = access(run, cta, quarters, span, one, channel, writes=True)
     taken = (a & 0xFFFF) + _A_COLUMNS if from_tensor else 0
     if max(column + span[1], taken, *map(sum, parts)) > COLUMNS:
         return  # which access has reported
-    pc = run.pc
+    pc, dtype = run.pc, TYPES[shape.result]
+    bits = np.dtype(f"u{dtype.itemsize}")  # which are in the lower half of a cell, or all of it
 
     def perform() -> None:
         lefts = [
@@ -434,7 +411,9 @@ def _issue(
             right = right * _scales(run, ctas[0], scaled[1], shape, right.shape, 1, pc)
         product = products(left * shape.signs[0], right * shape.signs[1])
         for cta, part in zip(ctas, np.split(product, half), strict=True):
-            _accumulate(run, cta, (lanes, column + columns), part, shape.result, adds)
+            cells, at = run.tensor[cta].cells, (lanes, column + columns)
+            old = cells[at].astype(bits).view(dtype).astype(np.float64)
+            cells[at] = narrowed(part + old if adds else part, dtype).view(bits)
 
     run.issue(perform, key)
 
@@ -450,8 +429,7 @@ def _scales(
     if (quarters != quarters[0]).any() or (shape.scales == 4 and bits.max() > 127):
         run.find("tensor memory", "scales that differ in quarters of the lanes, or below 0", pc=pc)
     kind = "ue4m3" if shape.scales == 4 else "ue8m0"
-    values = bits.astype(np.uint8).view(TYPES[kind]).astype(np.float64)
-    return np.repeat(values, depth // shape.scales, 1)
+    return np.repeat(numbers(bits.astype(np.uint8), kind), depth // shape.scales, 1)
 
 
 def _from_tensor(run: Run, cta: int, address: int, shape: _Shape, half: int) -> Array:
@@ -459,19 +437,7 @@ def _from_tensor(run: Run, cta: int, address: int, shape: _Shape, half: int) -> 
     column = address & 0xFFFF
     rows = shape.m // half
     lanes = np.arange(rows) if rows != 64 else np.arange(64) % 16 + 32 * (np.arange(64) // 16)
-    words = np.ascontiguousarray(run.tensor[cta].cells[lanes, column : column + _A_COLUMNS])
-    values: Array = words.view(TYPES[shape.a]).astype(np.float64)
-    return values
-
-
-def _accumulate(
-    run: Run, cta: int, at: tuple[Array, Array], product: Array, result: str, adds: bool
-) -> None:
-    """Add to cells, or write them; a number of 16 bits is in the lower half of its cell."""
-    cells, dtype = run.tensor[cta].cells, TYPES[result]
-    bits = np.dtype(f"u{dtype.itemsize}")
-    old = cells[at].astype(bits).view(dtype).astype(np.float64)
-    cells[at] = narrowed(product + old if adds else product, dtype).view(bits)
+    return numbers(run.tensor[cta].cells[lanes, column : column + _A_COLUMNS], shape.a)
 
 
 _COPIES = {"128x256b": (128, 8), "128x128b": (128, 4), "4x256b": (4, 8), "32x128b": (32, 4)}
@@ -511,40 +477,36 @@ def _copied(run: Run, cta: int, at: Array, column: int) -> None:
     run.tensor[cta].cells[: len(words), column : column + words.shape[1]] = words
 
 
-def _commit(d: Decoder, i: Instruction) -> Action:
-    at = d.address(i.operands[0])
-    mask = d.source(i.operands[1], "u16") if "multicast::cluster" in i.parts else None
-    generic = SHARED if space_of(d, i) == "generic" else 0
-    d.touch(8)
-
-    def commit(run: Run, group: Group) -> None:
-        for thread, address, chosen in each_thread(run, group, at, mask):
-            step = run.tick()
-            key, channel = _queue(run, thread)
-            cta, offset = place(run, thread, address - generic)
-            domain, mine = run.members(one := one_of(thread))
-            clock = run.clocks.snapshot(domain, mine, -1)  # what they built on
-            clock[LIFE, mine] = step
-            clock[ORDER, channel] = run.tensor_last.get(thread, -1)
-            for there in multicast(run, cta, chosen) if mask else [cta]:
-                flat = there * run.shared_bytes + offset
-                barrier = at_barrier(run, flat, one, "commits to", proxy=True)
-                if barrier is not None:
-                    run.remote(there, thread, channel, int(clock[ORDER, channel]))
-                    run.issue(functools.partial(arrive, run, barrier, 1, clock), key)
-
-    return commit
+def _commit(
+    run: Run, group: Group, i: Instruction, addresses: Array, masks: Array | None = None
+) -> None:  # fmt: skip
+    chosen = np.zeros(group.size, int) if masks is None else masks
+    given = zip(group.threads.tolist(), addresses.tolist(), chosen.tolist(), strict=True)
+    for thread, address, mask in given:
+        step = run.tick()
+        key, channel = _queue(run, thread)
+        cta, offset = place(run, thread, address)
+        domain, mine = run.members(one := one_of(thread))
+        clock = run.clocks.snapshot(domain, mine, -1)  # what they built on
+        clock[LIFE, mine] = step
+        clock[ORDER, channel] = run.tensor_last.get(thread, -1)
+        for there in [cta] if masks is None else multicast(run, cta, mask):
+            flat = there * run.shared_bytes + offset
+            barrier = at_barrier(run, flat, one, "commits to", proxy=True)
+            if barrier is not None:
+                run.remote(there, thread, channel, int(clock[ORDER, channel]))
+                run.issue(functools.partial(arrive, run, barrier, 1, clock), key)
 
 
 TABLE: Mapping[str, Builder] = {
-    "tcgen05.alloc": _alloc,
-    "tcgen05.dealloc": _dealloc,
-    "tcgen05.relinquish_alloc_permit": _relinquish,
+    "tcgen05.alloc": operation(_alloc, touches=4, unit=WARP),
+    "tcgen05.dealloc": operation(_dealloc, unit=WARP),
+    "tcgen05.relinquish_alloc_permit": operation(_relinquish),
     **dict.fromkeys(("tcgen05.ld", "tcgen05.st"), _ld_st),
-    **dict.fromkeys(("tcgen05.wait::ld", "tcgen05.wait::st"), _wait),
-    **{f"tcgen05.fence::{when}_thread_sync": _fence for when in ("before", "after")},
+    **{f"tcgen05.wait::{what}": operation(_wait, unit=WARP) for what in ("ld", "st")},
+    **{f"tcgen05.fence::{when}_thread_sync": operation(_fence) for when in ("before", "after")},
     "tcgen05.mma": _mma,
     "tcgen05.cp": _cp,
-    "tcgen05.commit": _commit,
+    "tcgen05.commit": operation(_commit, touches=8),
 }
 """This family's builders by entry."""

@@ -29,8 +29,8 @@ import numpy as np
 from .report import Array
 
 __all__ = [
-    "PACKED", "TYPES", "constant", "flushed", "fma", "immediate", "products", "quotient", "root",
-    "rounded", "single", "typed", "wrapped",
+    "PACKED", "TYPES", "constant", "flushed", "fma", "immediate", "numbers", "products", "quotient",
+    "root", "rounded", "single", "typed", "wrapped",
 ]  # fmt: skip
 
 _TOKEN = re.compile(
@@ -174,6 +174,17 @@ def typed(number: Any, dtype: np.dtype[Any]) -> Array:
         return np.asarray(number).astype(dtype)
     bits = int(number) & ((1 << 8 * dtype.itemsize) - 1)
     return np.array(bits, f"u{dtype.itemsize}").view(dtype)
+
+
+def numbers(bits: Array, kind: str) -> Array:
+    """Return what bits are in a type, along the last axis, as float64; two e2m1 are in a byte."""
+    if kind == "tf32":
+        bits = bits & np.uint32(0xFFFFE000)
+    if kind == "e2m1x2":
+        held = np.ascontiguousarray(bits).view(np.uint8)
+        bits = np.stack([held & 15, held >> 4], -1).reshape(*held.shape[:-1], -1)
+    values = np.ascontiguousarray(bits).view(TYPES[kind.removesuffix("x2")])
+    return np.asarray(values.astype(np.float64))
 
 
 @functools.cache

@@ -10,17 +10,17 @@ Source: PTX ISA 9.0, sections 9.7.15 (wgmma) and 9.7.19.5 (setmaxnreg).
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 
-from .decoder import Builder, Control, Decoder, Source, commits, together, waits
+from .decoder import Builder, Control, Decoder, Source, commits, operation, together, waits
 from .descriptors import elements, matrix_at
-from .matrices import add, columns_of, dense, left, selector_of, shape_of
+from .matrices import dense, fragment, shape_of, sparsity
 from .parser import Instruction
 from .run import WARP, WARPGROUP, Group, Run
 from .spaces import hold
-from .values import TYPES, products
+from .values import products
 
 __all__ = ["TABLE", "watch"]
 
@@ -28,39 +28,26 @@ _SM_REGISTERS = 65536
 _ROWS = 64
 
 
-def _each(action: Callable[[Run, Group, int], None]) -> Control:
-    """Return what executes an instruction for each complete warpgroup."""
-
-    def act(run: Run, here: Group) -> None:
-        for first in here.threads[::WARPGROUP].tolist():
-            action(run, Group(np.arange(first, first + WARPGROUP)), first // WARPGROUP)
-
-    return together(act, WARPGROUP)
-
-
-def _fence(d: Decoder, i: Instruction) -> Control:
-    def fence(run: Run, group: Group, number: int) -> None:
-        run.used[number] = {}
-
-    return _each(fence)
+def _fence(run: Run, here: Group, i: Instruction) -> None:
+    run.used.update({number: {} for number in (here.threads[::WARPGROUP] // WARPGROUP).tolist()})
 
 
 def _mma(d: Decoder, i: Instruction) -> Control:
     parts = i.parts
     _, columns, depth = shape_of(i)
     to, a_kind, b_kind = parts[-3:]
-    results = tuple(d.matrix(i.operands[0], to))
-    if len(results) != columns // (4 if to == "f16" else 2):
-        raise d.error(f"{len(results)} registers hold no 64 x {columns} of {to}")
-    in_registers = i.operands[1].startswith("{")
-    given = tuple(d.matrix(i.operands[1], a_kind)) if in_registers else ()
-    if in_registers and len(given) != 4:
-        raise d.error(f"{len(given)} registers for 64 x {depth} of {a_kind}; it has 4")
+    result = fragment(d, i.operands[0], to, (16, columns), each=2)
+    in_registers, sparse = i.operands[1].startswith("{"), "sp" in parts
+    held = fragment(d, i.operands[1], a_kind, (16, depth >> sparse)) if in_registers else None
+    if (count := len(result.registers)) != result.needs:
+        raise d.error(f"{count} registers hold no 64 x {columns} of {to}")
+    if held is not None and (count := len(held.registers)) != held.needs:
+        raise d.error(f"{count} registers for 64 x {depth} of {a_kind}; it has {held.needs}")
     a_at = None if in_registers else d.source(i.operands[1], "u64")
     b_at = d.source(i.operands[2], "u64")
-    rest, sparse = list(i.operands[3:]), "sp" in parts
+    rest = list(i.operands[3:])
     if sparse:
-        metadata, selector = d.source(rest[0], "b32"), selector_of(d, rest[1], a_kind, depth)
+        columns_of = sparsity(d, rest, a_kind, depth, ordered=False)
         rest = rest[2:]
     scale = d.source(rest[0], "pred")
     signs = [d.number(x, (-1, 1)) for x in rest[1:3]] or [1, 1]
@@ -69,14 +56,13 @@ def _mma(d: Decoder, i: Instruction) -> Control:
     d.touch(8)
 
     def mma(run: Run, group: Group, number: int) -> None:
-        registers = (*results, *given)
+        registers = (*result.registers, *(held.registers if held else ()))
         _check_registers(run, number, registers)
         accumulate = _uniform(run, group, scale)
         cta = number * WARPGROUP // run.threads_per_cta
         a_addresses = columns_in = None
         if sparse:
-            words = metadata(run, group)
-            columns_in = columns_of(run, group, words, a_kind, depth, selector, ordered=False)
+            columns_in = columns_of(run, group)
             if columns_in is None:
                 return
         if a_at is not None:
@@ -93,16 +79,16 @@ def _mma(d: Decoder, i: Instruction) -> Control:
         hold(run, group, np.concatenate(read), 1, channel, "multiplies")
 
         def perform() -> None:
-            if a_addresses is not None:
+            if held is not None:
+                a = held.read(run, group)
+            elif a_addresses is not None:
                 a = elements(run, a_addresses, a_kind).reshape(4, 16, -1)
-            else:
-                a = left(run, group, given, a_kind)
             if columns_in is not None:
                 a = dense(a, columns_in)
             b = elements(run, b_addresses, b_kind)
             product = products(a.reshape(_ROWS, depth) * signs[0], b * signs[1])
-            product = product.reshape(4, 16, columns)
-            add(run, group, results, results if accumulate else (), product, TYPES[to])
+            plus = result if accumulate else None
+            result.write(run, group, product.reshape(4, 16, columns), plus)
 
         def landed(_: object) -> None:
             run.finish(pending)
@@ -112,7 +98,11 @@ def _mma(d: Decoder, i: Instruction) -> Control:
         pending = run.issue(perform, ("wgmma", number))
         run.keep("wgmma", group, channel, landed, registers)
 
-    return _each(mma)
+    def each(run: Run, here: Group) -> None:
+        for first in here.threads[::WARPGROUP].tolist():
+            mma(run, Group(np.arange(first, first + WARPGROUP)), first // WARPGROUP)
+
+    return together(each, WARPGROUP)
 
 
 def _check_registers(run: Run, number: int, registers: tuple[int, ...]) -> None:
@@ -187,7 +177,7 @@ def _setmaxnreg(d: Decoder, i: Instruction) -> Control:
 
 
 TABLE: Mapping[str, Builder] = {
-    "wgmma.fence": _fence,
+    "wgmma.fence": operation(_fence, unit=WARPGROUP),
     "wgmma.commit_group": commits("wgmma", unit=WARPGROUP),
     "wgmma.wait_group": waits("wgmma", unit=WARPGROUP),
     **dict.fromkeys(("wgmma.mma_async", "wgmma.mma_async.sp"), _mma),
