@@ -32,7 +32,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import product
-from math import lcm, prod
+from math import inf, lcm, prod
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -62,6 +62,7 @@ from tinygpu.term.program import (
     WaitGroup,
     When,
     each,
+    walk,
 )
 
 __all__ = [
@@ -326,7 +327,10 @@ class Protocol:
         if len(trips) > 1:
             uncertified(f"loops to {' and '.join(sorted(trips))}")
         for name in trips:
-            return name, max(0, least_of(self.program, name))
+            least = least_of(self.program, name)
+            if least < 0:
+                uncertified(f"{name} may be below 0, as far as is known")
+            return name, int(least)
         return "", 0
 
     def _actors(self) -> Iterator[Actor]:
@@ -949,30 +953,48 @@ def moved(ring: PacedRing | Phased, kind: str, tile: int) -> int:
     return (ring.pace.tile or 0) + (ring.pace.turn or 0) * mine
 
 
-def least_of(program: Program, name: str) -> int:
-    """Return what a size, or a parameter by its expression, is at least."""
+def least_of(program: Program, name: str) -> float:
+    """Return what a size, a parameter or a tile value is at least; -inf: that is not known.
+
+    A tile value has one expression, of the tile and of what is the same in all CTAs of a cluster.
+    """
     known = dict(program.parameters)
-    if name in program.operation.axes:
-        return 1
+    grid = {axis.var for axis in program.grid}
+    for s, _ in walk(program):
+        for value, expression in s.values if isinstance(s, ForTile) else ():
+            if known.setdefault(value, expression) != expression:
+                uncertified(f"{value} is another number in another loop over tiles")
     if name not in known:
         uncertified(f"trips {name}, no size and no parameter")
+    axes, own = program.operation.axes, {axis for axis, _ in program.cluster}
+    own |= {role.copy for role in program.roles}
 
-    def least(e: Expression) -> int:
+    def least(e: Expression) -> float:
         match e:
             case Constant(number) if number == int(number):
                 return int(number)
-            case Value(inner) if inner in program.operation.axes or inner in known:
-                return least_of(program, inner)
+            case Value(inner) if inner in own:
+                uncertified(f"{name} depends on {inner}")
+            case Value(inner) if inner in known:
+                return least(known[inner])
+            case Value(inner) if inner in axes or inner in grid:
+                return int(inner in axes)
             case Apply("ceildiv", (top, Constant(n))) if n > 0:
-                return -(-least(top) // int(n))
+                found = least(top)
+                return -(-found // int(n)) if found > -inf else found
             case Apply("add" | "mul" | "max" | "min" as how, parts):
                 every = [least(p) for p in parts]
-                if how != "mul" or all(n >= 0 for n in every):
-                    fold: Any = {"add": sum, "mul": prod, "max": max, "min": min}[how]
-                    return int(fold(every))
-        return uncertified(f"{name} = {known[name]}: its least value")
+                if how == "mul" and min(every) < 0:
+                    return -inf
+                fold: Any = {"add": sum, "mul": prod, "max": max, "min": min}[how]
+                found = fold(every)
+                return float(found)
+            case Apply(_, parts):
+                for part in parts:
+                    least(part)
+        return -inf
 
-    return least(known[name])
+    return least(Value(name))
 
 
 class _Scope:

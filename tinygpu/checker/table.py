@@ -187,7 +187,7 @@ FIELDS: Mapping[str, Mapping[str, str]] = {
     },
     "ForTile": {
         "tile": _ORDER, "turn": _ORDER, "body": _ORDER, "start": _ORDER, "step": _ORDER,
-        "values": _DEFAULT,
+        "values": _ORDER,
     },
     "When": {"index": _ORDER, "bound": _ORDER, "body": _ORDER},
     "Elect": {"body": _ORDER},
