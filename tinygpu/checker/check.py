@@ -104,7 +104,7 @@ def executed(protocol: Protocol, at: Position, near: int, far: int, claim: Invar
     """
     part, done, left, tile = at
     whole = (done, MANY if done == near else done), (left, MANY if left > far else left)
-    after = Execution(protocol, Situation(part, *whole, tile), claim.copy()).run()
+    after = Execution(protocol, Situation(part, *whole, tile), claim).run()
     kind = {"loop": "step", "tail": "tile"}.get(part)
     return advanced(protocol, after, kind, tile) if kind else after
 
