@@ -27,16 +27,19 @@ from tests.async_protocols import (
 from tests.async_protocols import _program as protocol
 from tests.async_protocols import _ring as ring
 from tests.hopper_terms import rewritten, term
+from tests.small_programs import ZERO, get, put, small
 from tinygpu.checker import make
+from tinygpu.checker import protocol as protocol_module
 from tinygpu.checker.check import ruled
 from tinygpu.checker.make import _fixpoint, certified
 from tinygpu.checker.outcome import RefusedError, UncertifiedError
-from tinygpu.checker.protocol import NONE, Protocol
+from tinygpu.checker.protocol import ALL, Protocol
 from tinygpu.checker.rules import Execution
 from tinygpu.isa.instructions import INSTRUCTIONS
+from tinygpu.machines.hopper import STARTS, Hopper
 from tinygpu.machines.simt import LADDER, Simt
 from tinygpu.term.machine import Chosen
-from tinygpu.term.operation import matmul
+from tinygpu.term.operation import grouped_matmul, matmul
 from tinygpu.term.program import (
     Access,
     Affine,
@@ -53,6 +56,7 @@ from tinygpu.term.program import (
     Wait,
     WaitGroup,
     When,
+    var,
 )  # fmt: skip
 
 
@@ -164,6 +168,23 @@ def same_slot() -> Program:
     return rewritten(program, one)
 
 
+def one_slot_of_two() -> Program:
+    """Of two slots one alone is in use, and a barrier is missing."""
+    at = 2 * var("kt")
+    return small(2, (ZERO, For("kt", "trips", (put(2, at), get(2, at)))))
+
+
+def no_trips() -> Program:
+    """Behind the loop a stage is released also where the tile had no step."""
+    right = Hopper().program(grouped_matmul(), Chosen(STARTS["persistent"]))
+
+    def one(s: Statement) -> Statement | tuple[Statement, ...]:
+        releases = isinstance(s, When) and s.bound == "trips" and isinstance(s.body[0], Elect)
+        return s.body if releases else s
+
+    return rewritten(right, one)
+
+
 def no_fence() -> Program:
     return without(store_ring(2, 0), lambda s: isinstance(s, Fence))
 
@@ -216,7 +237,7 @@ def overlapping() -> Program:
 
 OVER, CONFLICTS = Execution.over, Execution.conflicts
 FILL = Execution.fill
-ABSENT, PRODUCT, LATEST = Execution.absent, Execution.product, Protocol._latest
+PRODUCT, LACKS, CONFLICTS_OF = Execution.product, Execution.lacks, Protocol._conflicts_of
 
 
 def over(where: bool) -> Callable[..., bool]:
@@ -230,33 +251,32 @@ def no_proxy(self: Execution, action: Any, one: Any) -> None:
     """Knowing that an access is done is taken for knowing its fence."""
     kept = one.conflicts
     done = {f: c for columns in self.protocol.fenced for c, f, _ in columns}
-    columns = np.array([done.get(c, c) for c in kept.columns.tolist()], np.intp)
-    one.conflicts = kept._replace(columns=columns)
+    one.conflicts = np.array([done.get(c, c) for c in kept.tolist()], np.intp)
     try:
         CONFLICTS(self, action, one)
     finally:
         one.conflicts = kept
 
 
-def all_absent(self: Execution) -> None:
-    """Who knows nothing of a turn that is none knows all before it."""
-    kept = self.protocol.prior
-    self.protocol.prior = np.full_like(kept, NONE)
-    try:
-        ABSENT(self)
-    finally:
-        self.protocol.prior = kept
+def may_be_passed(self: Execution, clock: Any, columns: Any, least: int = ALL) -> str | None:
+    """Who ends a phase need not know of waits."""
+    return LACKS(self, clock, columns, least) if least == ALL else None
 
 
-def untouched(self: Execution, action: Any) -> bool:
+def untouched(self: Execution, action: Any) -> list[int]:
     self.state.touched[action.actor.number] = False
     return PRODUCT(self, action)
 
 
-def this_turn(self: Protocol, *given: Any, **more: Any) -> int | None:
-    """Of the turns that touched a slot those of this turn alone."""
-    found = LATEST(self, *given, **more)
-    return found if found is not None and found >= 0 else None
+def of_the_next_slot(self: Protocol, ring: Any, others: Any) -> None:
+    """What is asked of a slot is asked of its neighbour."""
+    CONFLICTS_OF(self, ring, others)
+    for _, one in ring.references:
+        found = []
+        for column in one.conflicts.tolist():
+            _, at, residue, _ = self.rules[column]
+            found.append(column - residue + (residue + 1) % at.stages)
+        one.conflicts = np.array(found, np.intp)
 
 
 def all_read(self: Execution, action: Any, one: Any) -> None:
@@ -297,12 +317,14 @@ def nothing(*_: Any) -> None:
 LEMMAS: dict[str, tuple[Callable[[], Program], tuple[tuple[Any, str, Any], ...], str]] = {
     "early": (swapped_wait, ((Execution, "over", over(True)),), "early"),
     "parity_begins": (every_second_phase, ((Execution, "over", over(False)),), "parity"),
-    "parity_ends": (spectator, ((Execution, "lacks", nothing),), "parity"),
+    "parity_ends": (spectator, ((Execution, "lacks", may_be_passed),), "parity"),
     "race": (unsynchronised, ((Execution, "conflicts", nothing),), "race"),
     "value": (another_index, ((Execution, "value", nothing),), "value"),
     "value_of_registers": (unwritten_registers, ((Execution, "value", nothing),), "value"),
     "sums": (sums_that_start_anew, ((Execution, "fill", all_read),), "value"),
-    "slots": (same_slot, ((Protocol, "_latest", this_turn),), "proxy"),
+    "slots": (one_slot_of_two, ((Protocol, "_conflicts_of", of_the_next_slot),), "race"),
+    "so_far": (same_slot, ((Execution, "again", nothing),), "proxy"),
+    "least": (no_trips, ((protocol_module, "least_of", lambda *_: 1),), "balance"),
     "proxy": (no_fence, ((Execution, "conflicts", no_proxy),), "proxy"),
     "products": (no_wgmma_fence, ((Execution, "product", untouched),), "proxy"),
     "own_wait": (
@@ -311,7 +333,6 @@ LEMMAS: dict[str, tuple[Callable[[], Program], tuple[tuple[Any, str, Any], ...],
         "race",
     ),
     "exit": (no_last_wait, ((Execution, "finished", nothing),), "exit"),
-    "absent": (no_last_wait, ((Execution, "absent", all_absent),), "exit"),
     "induction": (same_slot, ((make, "follows", lambda *_: ""),), "proxy"),
 }
 
