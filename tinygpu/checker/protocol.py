@@ -120,6 +120,7 @@ class Actor:
     copy: int
     first: int
     count: int
+    env: Mapping[str, int]
 
     def __str__(self) -> str:
         return self.name
@@ -305,12 +306,14 @@ class Protocol:
             where = f"@{'.'.join(map(str, cta))}" if len(ctas) > 1 else ""
             for role in self.program.roles:
                 threads = int(role.threads)
+                here = dict(zip((name for name, _ in self.program.cluster), cta, strict=True))
                 splits = threads > 1 and any(isinstance(s, Elect) for s in each(role.body))
                 for copy in range(int(role.copies)):
+                    env = {**here, role.copy: copy} if role.copy else here
                     team = f"{role.name}{copy if int(role.copies) > 1 else ''}{where}"
                     parts = ((team, 0, 1), (f"{team}'s others", 1, threads - 1))
                     for name, first, count in parts if splits else ((team, 0, threads),):
-                        yield Actor(number, name, team, cta, role, copy, first, count)
+                        yield Actor(number, name, team, cta, role, copy, first, count, env)
                         number += 1
 
     def _cut(self, actor: Actor) -> None:
@@ -334,6 +337,9 @@ class Protocol:
                     bodies[place[0]].append((here, s))
                 elif isinstance(s, Elect):
                     if actor.first == 0:
+                        go(s.body, here)
+                elif isinstance(s, When) and (low := _decided(s, actor.env)) is not None:
+                    if low:
                         go(s.body, here)
                 elif isinstance(s, ForTile):
                     if "tile" in scope:
@@ -462,14 +468,16 @@ class Protocol:
         self.names: list[str] = []
         self.rules: list[tuple[Action | None, PacedRing | Phased, int, str]] = []
         for ring in self.rings:
-            ring.through = any(_proxy(a) == "async" for a, _ in ring.references)
+            smem = ring.buffer.level == "smem"
+            ring.through = smem and any(_proxy(a) == "async" for a, _ in ring.references)
         for action in self.actions:
             name = f"{action.actor}: {_path(action.site)}"
             s = action.statement
             if isinstance(s, Wait | Arrive):
                 place, _ = action.told[0]
                 far = any(place.cta != action.actor.cta for place, _ in action.told)
-                if isinstance(s, Wait) or far or not place.counts_bytes:
+                after = isinstance(s, Arrive) and bool(s.after)
+                if isinstance(s, Wait) or far or after or not place.counts_bytes:
                     action.columns = self._by_residue(name, action, place)
             elif action.entry is not None:
                 self._columns_of(action, action.entry, name)
@@ -504,7 +512,8 @@ class Protocol:
                 alike = (ring.number,) if entry.done == "landed" else ()
             key = ("columns", who, action.part, action.site, *alike)
             one.columns = self._shared(key, name, action, ring)
-            if ring.through and entry.proxy == "generic" and not private:
+            generic = ring.through and entry.proxy == "generic" and not private
+            if generic or (ring.buffer.level == "tmem" and entry.done == "taken"):
                 one.fenced = self._shared((*key, "fenced"), f"{name} fenced", action, ring)
 
     def _shared(
@@ -565,24 +574,33 @@ class Protocol:
                 self.groups[key] = max(self.groups.get(key, 0), most)
             elif action.entry is not None and action.entry.done in GROUPS.values():
                 self.groups.setdefault((number, action.entry.done), 0)
+            if action.entry is not None and action.entry.tensor:
+                self.groups[number, "after"] = -1  # one clock: what it comes after
             if action.entry is not None and action.entry.done == "multiplied":
                 own = (r.ring for r in action.references if r.ring.buffer.level == "registers")
                 self.sums[number].update(ring.number for ring in own)
         self._lists()
 
     def _lists(self) -> None:
-        """List the columns of each agent's fences and products."""
-        fences: list[set[tuple[int, int, bool]]] = [set() for _ in self.actors]
+        """List the columns of each agent's fences, products, and of what it commits."""
+        fences: list[set[tuple[int, int, bool, str]]] = [set() for _ in self.actors]
         products: list[set[int]] = [set() for _ in self.actors]
+        committed: list[set[int]] = [set() for _ in self.actors]
         for action in self.actions:
             for one in action.references:
                 each_ = action.entry is not None and action.entry.issuer == "thread"
                 pairs = zip(one.columns, one.fenced, strict=False)
-                fences[action.actor.number].update((c, f, each_) for c, f in pairs)
+                kind = "before" if one.ring.buffer.level == "tmem" else "proxy"
+                fences[action.actor.number].update((c, f, each_, kind) for c, f in pairs)
+                if _done(action) == "committed":
+                    committed[action.actor.number].update(one.columns)
                 if action.entry is not None and action.entry.done == "multiplied":
                     products[action.actor.number].update(one.columns)
+            if isinstance(action.statement, Arrive) and action.statement.after:
+                committed[action.actor.number].update(action.columns)
         self.fenced = [sorted(some) for some in fences]
         self.products = [np.array(sorted(some), np.intp) for some in products]
+        self.committed = [np.array(sorted(some), np.intp) for some in committed]
 
     # Images.
 
@@ -659,15 +677,16 @@ class Protocol:
         """Find what each reference to memory has to know of the others of its ring."""
         for ring in self.rings:
             others = ring.references
-            if ring.buffer.level == "registers":  # a thread's own, in its order, but for products
-                others = [pair for pair in others if _done(pair[0]) == "multiplied"]
+            if ring.buffer.level == "registers":  # a thread's own, in its order, but for what is not done now
+                others = [pair for pair in others if _done(pair[0]) != "now"]
             if others:
                 self._conflicts_of(ring, others)
 
     def _conflicts_of(self, ring: PacedRing, others: list[tuple[Action, Reference]]) -> None:
         """Note the columns of all ``others`` that each reference of a ring conflicts with.
 
-        A warp's statement writes the cells of all its threads together, for each of its agents.
+        A warp's statement writes the cells of all its threads together, for each of its agents.  A
+        thread's copy to tensor memory is done before products that it issues later.
         """
         mine, stages = ring.references, ring.stages
         first, second = _meeting(mine, others)
@@ -682,12 +701,17 @@ class Protocol:
         )  # fmt: skip
         writes = np.array([r.write for _, r in others])[second] & (alone[first] > 0)
         kept = ~(writes & (here[first] == there[second]) & (one[first] != two[second]))
+        copies, adds = (
+            np.array([a.actor.number if _name(a) == name else -1 - i for i, (a, _) in more])
+            for name, more in (("tcgen05.cp", enumerate(others)), ("tcgen05.mma", enumerate(mine)))
+        )
+        kept &= (copies[second] < 0) | (copies[second] != adds[first])
         first, second = first[kept], second[kept]
         none = [-1] * stages
         done = np.array([r.columns or none for _, r in others], np.intp)
         fenced = np.array([r.fenced or none for _, r in others], np.intp)
         through = np.array([_proxy(a) == "async" for a, _ in mine])[first]
-        through &= np.array([_proxy(a) == "generic" for a, _ in others])[second]
+        through &= np.array([bool(r.fenced) for a, r in others])[second]
         residue = np.array([r.offset % stages for _, r in mine])[first]
         column = np.where(through, fenced[second, residue], done[second, residue])
         assert (column >= 0).all()
@@ -701,7 +725,7 @@ def _meeting(
 ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """Return the places of pairs that touch one cell, of which one writes.
 
-    But for sums of products of one shape, which PTX adds in order.
+    But for one agent's products of one shape with the same sums, which PTX adds in order.
     """
     cells: dict[int, int] = {}
     shapes: dict[Any, int] = {}
@@ -709,7 +733,8 @@ def _meeting(
     def numbered(pair: tuple[Action, Reference]) -> tuple[int, int, int]:
         (action, one), shape = pair, -1
         if one.adds and isinstance(action.statement, Do):
-            key = (_done(action), action.statement.values, action.statement.write.value)
+            to = action.statement
+            key = (_done(action), action.actor.number, to.values, to.write.value, one.cells)
             shape = shapes.setdefault(key, len(shapes))
         return cells.setdefault(one.cells, len(cells)), one.write, shape
 
@@ -728,6 +753,10 @@ def _issuer(action: Action) -> str:
 
 def _done(action: Action) -> str:
     return "" if action.entry is None else action.entry.done
+
+
+def _name(action: Action) -> str:
+    return action.statement.instruction.name if isinstance(action.statement, Do) else ""
 
 
 def _proxy(action: Action) -> str:
@@ -796,6 +825,14 @@ def least_of(program: Program, name: str) -> float:
     return least(Value(name))
 
 
+def _decided(when: When, env: Mapping[str, int]) -> bool | None:
+    """Say whether a guard on ranks and copies alone holds; None: it is another."""
+    names = {name for name, _ in when.index.terms}
+    if isinstance(when.bound, str) or not names <= env.keys():
+        return None
+    return int(when.index.evaluate(dict(env))) < int(when.bound)
+
+
 class _Scope:
     """The variables of one agent, and its statements as actions."""
 
@@ -804,11 +841,7 @@ class _Scope:
     ) -> None:
         self.protocol, self.actor, self.loop = protocol, actor, loop
         program = protocol.program
-        self.env: dict[str, int] = dict(
-            zip((name for name, _ in program.cluster), actor.cta, strict=True)
-        )
-        if actor.role.copy:
-            self.env[actor.role.copy] = actor.copy
+        self.env = actor.env
         self.tile, self.turn = (tile.tile, tile.turn) if tile else ("", "")
         self.start, self.step = 0, 1
         if tile is not None:
@@ -859,6 +892,11 @@ class _Scope:
             ctas = [a.cta]
             if isinstance(s, Arrive) and s.to != "cta":
                 ctas = p.along(a.cta, s.to)
+            if isinstance(s, Arrive) and s.after:
+                if s.after != "tcgen05" or s.barrier.named or int(s.bytes):
+                    uncertified(f"{made}: an arrival after {s.after}")
+                if a.count != 1:
+                    refuse(f"issuers: {made} by each of {a.count} threads; one commits")
             for cta in ctas:
                 self._tell(made, s.barrier, s.index, cta, env)
         elif isinstance(s, Exit):
@@ -879,7 +917,16 @@ class _Scope:
         self, made: Action, barrier: Barrier, index: Affine, cta: tuple[int, ...],
         env: Mapping[str, int],
     ) -> None:  # fmt: skip
+        if barrier.home:
+            axes = [name for name, _ in self.protocol.program.cluster]
+            if barrier.home not in axes or barrier.named:
+                uncertified(f"{made}: no home {barrier.home}")
+            cta = tuple(0 if n == barrier.home else r for n, r in zip(axes, cta, strict=True))
         place = self.protocol.phased(barrier, cta)
+        if isinstance(made.statement, Wait) and place.cta != self.actor.cta:
+            refuse(f"deadlock: {made} waits for a barrier of another CTA")
+        if any(place is other for other, _ in made.told) and isinstance(made.statement, Arrive):
+            uncertified(f"{made} arrives at a home twice")
         pace, offset = self._place(index, env, made.part)
         self._agree(place, pace, made)
         made.told.append((place, offset))
@@ -923,24 +970,31 @@ class _Scope:
         if s.fresh is not None:
             made.fresh = self._linear(s.fresh, env, made.part)
         adds = made.entry.adds
+        ctas: list[tuple[int, ...] | None] = [None]
+        if made.entry.done == "committed" and s.multicast:  # a pair, which multiplies together
+            ctas = [*p.along(a.cta, s.multicast)]
+            if len(ctas) != 2 or ctas[0] != min(ctas):
+                uncertified(f"{made}: products of {len(ctas)} CTAs, by {a}")
         for i, read in enumerate(s.reads):
             if isinstance(read, Access):
                 sums = adds and i == 2
                 if sums and read != s.write:
                     uncertified(f"{s} adds to other registers than it writes")
-                self._touch(made, s, read, env, write=False, adds=sums)
+                for cta in ctas:
+                    self._touch(made, s, read, env, write=False, adds=sums, cta=cta)
         if s.where is not None:
             self._touch(made, s, s.write, env, write=False, adds=False)
         if s.signal is None:
-            self._touch(made, s, s.write, env, write=True, adds=adds)
+            for cta in ctas:
+                self._touch(made, s, s.write, env, write=True, adds=adds, cta=cta)
             if made.entry.done == "landed":
                 refuse(f"balance: {made}: its bytes land at no barrier")
             return
         if made.entry.done != "landed":
             uncertified(f"{s}: a signal of what lands at no barrier")
-        for cta in p.along(a.cta, s.multicast):
-            self._touch(made, s, s.write, env, write=True, adds=False, cta=cta)
-            self._tell(made, *s.signal, cta, env)
+        for to in p.along(a.cta, s.multicast):
+            self._touch(made, s, s.write, env, write=True, adds=False, cta=to)
+            self._tell(made, *s.signal, to, env)
 
     def _touch(
         self, made: Action, s: Do, access: Access, env: Mapping[str, int], *, write: bool,
@@ -957,7 +1011,7 @@ class _Scope:
             if p._known.get(("gmem", buffer.name, not write)):
                 uncertified(f"global memory {buffer.name} is read and written")
             return
-        if buffer.level not in ("smem", "registers"):
+        if buffer.level not in ("smem", "registers", "tmem"):
             uncertified(f"{buffer.name} in {buffer.level}")
         if buffer.home and write:
             axes = [name for name, _ in p.program.cluster]

@@ -136,7 +136,9 @@ class Execution:
             for x in (at, at - b.stages)
         }
         state.messages = {at: clock for at, clock in state.messages.items() if at in keep}
-        for (number, _), groups in state.groups.items():
+        for (number, kind), groups in state.groups.items():
+            if kind == "after":
+                continue
             known, mine = self.tell(number), self.protocol.products[number]
             known[mine] = state.own[number, mine]  # of these who waits knows, and nobody else
             np.maximum(groups, known, out=groups)
@@ -164,10 +166,11 @@ class Execution:
         self.clocks[: self.used, columns] = np.minimum(some, least)
 
     def passed(self, action: Action) -> None:
-        """Note that a wait is passed, or that somebody arrives."""
+        """Note that a wait is passed, or that somebody arrives, or will when products are done."""
         barrier, x = action.told[0]
         self.again([action.mark], x - barrier.stages)
-        self.learn(action, action.mark)
+        if not (isinstance(action.statement, Arrive) and action.statement.after):
+            self.learn(action, action.mark)
 
     # Actions.
 
@@ -186,7 +189,7 @@ class Execution:
             case Sync():
                 if not self.sync(action):
                     return False
-            case Commit(group):
+            case Commit(group) if GROUPS.get(group) != "taken":
                 groups = self.state.groups[number, self.group(action, group)]
                 groups[1] = np.maximum(groups[0], groups[1])
                 groups[:-1] = groups[1:].copy()
@@ -237,6 +240,8 @@ class Execution:
             self.passed(action)
         for barrier, x in action.told:
             message = self.tell(action.actor.number)
+            if s.after:
+                message[self.protocol.committed[action.actor.number]] = ALL
             self.contribute(action, barrier, x, message, many, int(s.bytes) * many, 0)
 
     def meet(self, action: Action) -> bool:
@@ -364,6 +369,10 @@ class Execution:
         number, state = action.actor.number, self.state
         groups = state.groups[number, group]
         covered = len(groups) - 1 - pending
+        if group == "taken":  # without a commit
+            if pending:
+                uncertified(f"{action} leaves {pending} pending")
+            covered = len(groups)
         given = np.maximum.reduce(groups[:covered])
         for clocks in (state.known, state.own) if group == "multiplied" else (state.own,):
             np.maximum(clocks[number], given, out=clocks[number])
@@ -376,11 +385,15 @@ class Execution:
         number = action.actor.number
         if FENCES.get(kind) == "registers":
             self.state.touched[number] = False
-        elif FENCES.get(kind) == "proxy":
+        elif FENCES.get(kind) == "after":
+            if (number, "after") in self.state.groups:
+                self.state.groups[number, "after"][0] = self.state.known[number]
+        elif FENCES.get(kind) in ("proxy", "before"):
             told, alone = self.tell(number), action.actor.count == 1
-            for columns, fenced, thread in self.protocol.fenced[number]:
-                mine = self.state.known if alone and thread else self.state.own
-                mine[number, fenced] = max(mine[number, fenced], told[columns])
+            for columns, fenced, thread, what in self.protocol.fenced[number]:
+                if what == FENCES[kind]:
+                    mine = self.state.known if alone and thread else self.state.own
+                    mine[number, fenced] = max(mine[number, fenced], told[columns])
         else:
             uncertified(f"{action}")
 
@@ -463,7 +476,7 @@ class Execution:
                 self.contribute(action, barrier, x, message, 0, 0, bits)
             elif one.columns and done == "now":
                 self.learn(action, one.mark)
-            elif one.columns:
+            elif one.columns and done != "committed":
                 state.groups[number, done][-1, one.mark] = ALL
 
     def conflicts(self, action: Action, one: Reference) -> None:
@@ -471,6 +484,8 @@ class Execution:
         known = self.state.known[action.actor.number]
         if one.ring.buffer.level == "registers":  # a thread waits itself for what holds its own
             known = self.state.own[action.actor.number]
+        elif action.entry is not None and action.entry.tensor:
+            known = self.state.groups[action.actor.number, "after"][0]
         if column := self.lacks(known, one.conflicts):
             fenced = " fenced at " in column
             self.refuse("proxy" if fenced else "race", action, f"touches {one.ring.name}@"
@@ -544,6 +559,13 @@ class Execution:
             landing = action.entry is not None and action.entry.done == "landed"
             if landing and self.lacks(best, action.touched):
                 self.refuse("exit", action, "nobody waits for its bytes")
+            for one in action.references:
+                tensor = one.ring.buffer.level == "tmem"
+                if tensor or (action.entry is not None and action.entry.done == "committed"):
+                    for actor in actors:
+                        known, columns = state.known[actor.number], one.fenced or one.columns
+                        if actor.cta == one.ring.cta and self.lacks(known, columns):
+                            self.refuse("exit", action, f"may not be done when {actor} ends")
             sent = [(place.cta, action.columns) for place, _ in action.told]
             sent += [
                 (one.ring.cta, one.columns)
@@ -551,6 +573,7 @@ class Execution:
                 if one.write and one.ring.buffer.level == "smem"
             ]
             for cta, columns in sent:
-                far = cta != action.actor.cta
+                s = action.statement
+                far = cta != action.actor.cta or (isinstance(s, Arrive) and bool(s.after))
                 if far and columns and self.lacks(best_of[cta], columns):
                     self.refuse("exit", action, f"may reach CTA {cta} when that has ended")
