@@ -26,6 +26,7 @@ from tests.async_protocols import (
 )
 from tests.async_protocols import _program as protocol
 from tests.async_protocols import _ring as ring
+from tests.blackwell_terms import small as small_tensor
 from tests.hopper_terms import rewritten, term
 from tests.small_programs import ZERO, get, put, small
 from tinygpu.checker import make
@@ -33,7 +34,7 @@ from tinygpu.checker import protocol as protocol_module
 from tinygpu.checker.check import ruled
 from tinygpu.checker.make import _fixpoint, certified
 from tinygpu.checker.outcome import RefusedError, UncertifiedError
-from tinygpu.checker.protocol import ALL, Protocol
+from tinygpu.checker.protocol import ALL, Protocol, _meeting
 from tinygpu.checker.rules import Execution
 from tinygpu.isa.instructions import INSTRUCTIONS
 from tinygpu.machines.hopper import STARTS, Hopper
@@ -210,6 +211,35 @@ def negative_pending() -> Program:
     return rewritten(store_ring(2, 1), one)
 
 
+def unfenced(kind: str, role: str) -> Program:
+    """Nothing comes before what a role tells of tensor memory, or after what it is told."""
+    right = small_tensor("persistent")
+    drops = [r.name for r in right.roles if r.name != role]
+    bare = without(right, lambda s: isinstance(s, Fence) and s.kind == kind)
+    kept = {r.name: r for r in right.roles if r.name in drops}
+    return replace(bare, roles=tuple(kept.get(r.name, r) for r in bare.roles))
+
+
+def arrives_at_once() -> Program:
+    """Stages are released when their products are issued, and not when they are done."""
+    return rewritten(
+        small_tensor("persistent"), lambda s: replace(s, after="") if isinstance(s, Arrive) else s
+    )
+
+
+def given_back() -> Program:
+    """Nobody waits at the end, when tensor memory is given back."""
+    return without(small_tensor("pair"), lambda s: isinstance(s, Sync) and s.scope == "cluster")
+
+
+def stores_by_one() -> Program:
+    """One thread of each warpgroup executes what its warps have to."""
+    return rewritten(
+        term("tma store"),
+        lambda s: Elect((s,)) if isinstance(s, Do) and s.instruction.name == "stmatrix" else s,
+    )
+
+
 def one_warp_waits() -> Program:
     """One thread waits for products whose sums all threads hold; bar.sync tells the others."""
 
@@ -237,6 +267,7 @@ def overlapping() -> Program:
 
 OVER, CONFLICTS = Execution.over, Execution.conflicts
 FILL = Execution.fill
+TELL = Execution.tell
 PRODUCT, LACKS, CONFLICTS_OF = Execution.product, Execution.lacks, Protocol._conflicts_of
 
 
@@ -250,7 +281,7 @@ def over(where: bool) -> Callable[..., bool]:
 def no_proxy(self: Execution, action: Any, one: Any) -> None:
     """Knowing that an access is done is taken for knowing its fence."""
     kept = one.conflicts
-    done = {f: c for columns in self.protocol.fenced for c, f, _ in columns}
+    done = {f: c for columns in self.protocol.fenced for c, f, *_ in columns}
     one.conflicts = np.array([done.get(c, c) for c in kept.tolist()], np.intp)
     try:
         CONFLICTS(self, action, one)
@@ -261,6 +292,21 @@ def no_proxy(self: Execution, action: Any, one: Any) -> None:
 def may_be_passed(self: Execution, clock: Any, columns: Any, least: int = ALL) -> str | None:
     """Who ends a phase need not know of waits."""
     return LACKS(self, clock, columns, least) if least == ALL else None
+
+
+def after_all_waits(self: Execution, action: Any, one: Any) -> None:
+    """What a thread knows its tensor instructions come after."""
+    number = action.actor.number
+    if (number, "after") in self.state.groups:
+        self.state.groups[number, "after"][0] = self.state.known[number]
+    CONFLICTS(self, action, one)
+
+
+def issued_is_done(self: Execution, number: int) -> Any:
+    """Products are taken for done by whoever is told anything."""
+    found = TELL(self, number)
+    found[self.protocol.committed[number]] = ALL
+    return found
 
 
 def untouched(self: Execution, action: Any) -> list[int]:
@@ -329,9 +375,25 @@ LEMMAS: dict[str, tuple[Callable[[], Program], tuple[tuple[Any, str, Any], ...],
     "products": (no_wgmma_fence, ((Execution, "product", untouched),), "proxy"),
     "own_wait": (
         one_warp_waits,
-        ((Execution, "conflicts", hearsay), (Execution, "finished", nothing)),
+        (
+            (Execution, "conflicts", hearsay), (Execution, "finished", nothing),
+            (protocol_module, "aligned", nothing),
+        ),
+        "issuers",
+    ),
+    "aligned": (stores_by_one, ((protocol_module, "aligned", nothing),), "issuers"),
+    "before": (
+        lambda: unfenced("tcgen05.before", "epilogue"),
+        ((Execution, "conflicts", no_proxy), (Execution, "end", nothing)),
+        "proxy",
+    ),
+    "after": (
+        lambda: unfenced("tcgen05.after", "multiplier"),
+        ((Execution, "conflicts", after_all_waits),),
         "race",
     ),
+    "commits": (arrives_at_once, ((Execution, "tell", issued_is_done),), "race"),
+    "given_back": (given_back, ((Execution, "end", nothing),), "exit"),
     "exit": (no_last_wait, ((Execution, "finished", nothing),), "exit"),
     "induction": (same_slot, ((make, "follows", lambda *_: ""),), "proxy"),
 }
@@ -360,6 +422,28 @@ def test_claims_that_do_not_follow_are_refused() -> None:
         ruled(Protocol(program), certificate)
     with mock.patch("tinygpu.checker.check.follows", return_value=""):
         assert ruled(Protocol(program), certificate).accepted
+
+
+def test_a_threads_own_wait_is_asked_for() -> None:
+    """Also if one thread of a warp might wait alone."""
+    with weakened((protocol_module, "aligned", nothing)):
+        assert certified(one_warp_waits())[1].line.startswith("race")
+
+
+def test_sums_of_two_agents_are_in_no_order() -> None:
+    """PTX adds products of one thread, of one shape and with the same sums, in their order."""
+    reader = Protocol(small_tensor("persistent"))
+    sums = next(ring for ring in reader.rings if ring.name == "sums")
+    product = next(pair for pair in sums.references if pair[1].adds and pair[1].write)
+    action, one = product
+    others = {
+        "itself": product,
+        "another agent": (replace(action, actor=replace(action.actor, number=99)), one),
+        "other sums": (action, replace(one, cells=one.cells | one.cells << 1)),
+    }
+    for what, other in others.items():
+        first, _ = _meeting([product], [other])
+        assert bool(len(first)) == (what != "itself"), what
 
 
 def guarded() -> Program:

@@ -39,7 +39,7 @@ from numpy.typing import NDArray
 
 from tinygpu.checker.cells import box, placed, sound_storage
 from tinygpu.checker.outcome import refuse, uncertified
-from tinygpu.checker.table import GROUPS, Entry, entry_of, require_fields, require_types
+from tinygpu.checker.table import ALIGNED, GROUPS, Entry, entry_of, require_fields, require_types
 from tinygpu.term.expression import Apply, Constant, Expression, Value
 from tinygpu.term.program import (
     Access,
@@ -51,6 +51,7 @@ from tinygpu.term.program import (
     Do,
     Elect,
     Exit,
+    Fence,
     For,
     ForTile,
     Program,
@@ -825,6 +826,18 @@ def least_of(program: Program, name: str) -> float:
     return least(Value(name))
 
 
+def aligned(s: Statement) -> bool:
+    """Say whether all threads of a warp have to execute a statement together."""
+    match s:
+        case Do(instruction=how):
+            return bool(s.across) or how.issuer in ("warp", "warpgroup")
+        case Commit(group) | WaitGroup(group=group):
+            return group in ALIGNED
+        case Fence(kind):
+            return kind in ALIGNED
+    return False
+
+
 def _decided(when: When, env: Mapping[str, int]) -> bool | None:
     """Say whether a guard on ranks and copies alone holds; None: it is another."""
     names = {name for name, _ in when.index.terms}
@@ -857,25 +870,36 @@ class _Scope:
 
     def actions(
         self, s: Statement, part: Part, path: tuple[int, ...], guards: tuple[Any, ...] = (),
-        values: tuple[tuple[str, int], ...] = (),
+        values: tuple[tuple[str, int], ...] = (), *, elected: bool = False,
     ) -> Iterator[Action]:  # fmt: skip
-        """Yield what a statement does: constant loops are unrolled."""
+        """Yield what a statement does: constant loops are unrolled.
+
+        ``elected``: one thread alone comes to it.
+        """
         env = {**self.env, **dict(values)}
         match s:
             case Elect(body):
                 if self.actor.first == 0:
                     for i, t in enumerate(body):
-                        yield from self.actions(t, part, (*path, i), guards, values)
+                        yield from self.actions(
+                            t, part, (*path, i), guards, values, elected=True
+                        )
             case When(index, bound, body):
                 more = self._guard(index, bound, env, part)
                 for i, t in enumerate(body):
-                    yield from self.actions(t, part, (*path, i), (*guards, more), values)
+                    yield from self.actions(
+                        t, part, (*path, i), (*guards, more), values, elected=elected
+                    )
             case For(var, trips, body, _, start):
                 for n in range(int(start), int(trips)):
                     for i, t in enumerate(body):
                         inner = (*values, (var, n))
-                        yield from self.actions(t, part, (*path, i), guards, inner)
+                        yield from self.actions(
+                            t, part, (*path, i), guards, inner, elected=elected
+                        )
             case _:
+                if elected and aligned(s):
+                    refuse(f"issuers: {self.actor}: {s} by one thread of its warp")
                 yield from self._action(s, part, (*path, values), guards, env)
 
     def _action(
@@ -965,8 +989,8 @@ class _Scope:
             refuse(f"issuers: {a}: {s} by {whole} threads from {before} on, no warpgroup")
         if issuer == "warp" and (whole % 32 or before % 32):
             refuse(f"issuers: {a}: {s} by {whole} threads from {before} on, no whole warps")
-        if s.across and s.lanes is not None:
-            uncertified(f"{s}: a shuffle among some lanes")
+        if s.lanes is not None and (s.across or issuer == "warp"):
+            uncertified(f"{s}: by some lanes of a warp")
         if s.fresh is not None:
             made.fresh = self._linear(s.fresh, env, made.part)
         adds = made.entry.adds

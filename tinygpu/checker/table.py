@@ -30,7 +30,7 @@ from tinygpu.checker.outcome import refuse, uncertified
 from tinygpu.term.program import Access, Do, Program, walk
 
 __all__ = [
-    "FENCES", "FIELDS", "GROUPS", "TABLE", "Entry", "entry_of", "require_fields", "require_types",
+    "ALIGNED", "FENCES", "FIELDS", "GROUPS", "TABLE", "Entry", "entry_of", "require_fields", "require_types",
 ]  # fmt: skip
 
 Done = Literal["now", "copied", "stored", "landed", "multiplied", "taken", "committed"]
@@ -109,6 +109,8 @@ FENCES: Mapping[str, str] = {
     "tcgen05.after": "after",
 }  # fmt: skip
 """What a term's fences order."""
+ALIGNED = frozenset({"wgmma", "tcgen05.ld"})
+"""Groups and fences for which all threads of a warp come together (``.sync.aligned``)."""
 
 
 def entry_of(do: Do) -> tuple[Entry, bool]:
