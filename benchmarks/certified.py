@@ -29,16 +29,17 @@ from tinygpu.term.program import Program
 __all__ = ["CASES", "main", "terms"]
 
 _TENSOR, _SQUARE = matmul("bf16", layout="nt"), {"m": 4096, "n": 4096, "k": 4096}
+_HEADS = {"l": 2, "h": 8, "g": 2, "m": 2048, "n": 2048, "d": 128, "e": 128}
 CASES: dict[str, tuple[Operation, dict[str, int], str]] = {
     "simt": (matmul(), _SQUARE, "h100"),
     "ampere": (_TENSOR, _SQUARE, "h100"),
     "hopper": (_TENSOR, _SQUARE, "h100"),
     "rows": (softmax(), {"i": 512, "j": 3000}, "h100"),
     "blackwell": (_TENSOR, _SQUARE, "b200"),
-    "attention": (attention(mask="causal"), {}, "h100"),
-    "ampere_attention": (attention(mask="causal"), {}, "h100"),
+    "attention": (attention(mask="causal"), _HEADS, "h100"),
+    "ampere_attention": (attention(mask="causal"), _HEADS, "h100"),
 }
-"""A machine's operation, and the sizes and device of the space drawn from; {}: presets alone."""
+"""A machine's operation, and the sizes and device of the space drawn from."""
 
 
 def terms(name: str, count: int, seed: int) -> Iterator[Program]:
@@ -48,7 +49,7 @@ def terms(name: str, count: int, seed: int) -> Iterator[Program]:
     points = getattr(module, "LADDER", None) or getattr(module, "STARTS", {})
     for values in points.values():
         yield MACHINES[name].program(operation, Chosen(values))
-    if sizes and count:
+    if count:
         space = Space(MACHINES[name], Problem.of(operation, **sizes), load_device(device))
         for schedule in space.sample(np.random.default_rng(seed), count):
             yield schedule.program(MACHINES[name], operation)

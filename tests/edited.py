@@ -17,9 +17,9 @@ from tests.async_mutants import moved, mutants
 from tests.async_protocols import TILE, by_hand, store_ring
 from tests.blackwell_mutants import tensor_mutants
 from tests.blackwell_terms import small as blackwell
-from tests.hostile_attention import base as attention
 from tests.hopper_terms import rewritten
 from tests.hopper_terms import term as hopper
+from tests.hostile_attention import base as attention
 from tests.test_named_barriers import SIZES, turns
 from tests.test_term_text import term as preset
 from tinygpu.checker.make import certified
@@ -36,7 +36,7 @@ from tinygpu.term.text import key_of, text_of
 
 __all__ = [
     "Edited", "Right", "Wrong", "edited_certificate", "edited_pair", "edits_of", "faults_of",
-    "of_order", "protocols", "ruling", "wrong",
+    "grouped", "of_order", "protocols", "ruling", "wrong",
 ]  # fmt: skip
 
 Pick = Callable[[int], int]
@@ -79,16 +79,16 @@ def protocols() -> tuple[Right, ...]:
         Right(turns(), (SIZES, {"i": TILE}, {"i": 2 * TILE})),
         Right(hopper("ring", stages=2), ({"m": 128, "n": 128, "k": 192},)),
         Right(ampere("ring"), ({"m": 128, "n": 128, "k": 96},)),
-        Right(grouped(), ({"g": 3, "m": 300, "n": 24, "k": 136},)),
+        Right(grouped(), ({"g": 3, "m": 300, "n": 40, "k": 136},)),
         Right(attention(), ({"l": 1, "h": 1, "g": 1, "m": 140, "n": 221, "d": 64, "e": 64},)),
         *(Right(blackwell(p), ({"m": 392, "n": 72, "k": 200},)) for p in ("persistent", "pair")),
         Right(blackwell("a in tmem"), ({"m": 392, "n": 72, "k": 200},)),
     )
 
 
-def grouped() -> Program:
+def grouped(columns: int = 32) -> Program:
     """A term of groups with small tiles, of which some have no trips."""
-    small = {"tile_m": 128, "tile_n": 16, "store_n": 16, "stages": 2}
+    small = {"tile_m": 128, "tile_n": columns, "store_n": 16, "stages": 2}
     return Hopper().program(grouped_matmul(), Chosen({**STARTS["persistent"], **small}))
 
 

@@ -10,7 +10,7 @@ import json
 import zlib
 from collections.abc import Callable
 from dataclasses import fields, make_dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +48,8 @@ from tinygpu.checker.outcome import Ruling
 from tinygpu.checker.written import verified, written
 from tinygpu.errors import ProgramError
 from tinygpu.isa.instructions import INSTRUCTIONS
-from tinygpu.meaning.interpret import check as check_of_meaning
 from tinygpu.machines.attention import STARTS, Attention
+from tinygpu.meaning.interpret import check as check_of_meaning
 from tinygpu.term.expression import value
 from tinygpu.term.fields import KNOWN
 from tinygpu.term.machine import Chosen
@@ -329,12 +329,16 @@ def test_trips_that_differ_or_may_be_negative_are_not_certified(
         assert ruling_unread(valued(less, roles)).word == "not certified"
 
 
+def times(own: str, name: str, e: Any) -> Any:
+    return e * value(own) if name == "trips" else e
+
+
 def test_trips_by_rank_are_not_certified(monkeypatch: pytest.MonkeyPatch) -> None:
     """CTAs of a cluster, or copies, with trips of their own are out of step."""
     monkeypatch.setattr(Program, "__post_init__", lambda self: None)
     both = tuple(r.name for r in grouped("direct").roles)
     for own in ("rank_m", "w"):
-        by_rank = valued(lambda n, e, own=own: e * value(own) if n == "trips" else e, both)
+        by_rank = valued(partial(times, own), both)
         assert own in ruling_unread(by_rank).line
         assert ruling_unread(by_rank).word == "not certified"
 

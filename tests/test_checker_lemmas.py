@@ -289,7 +289,7 @@ def no_proxy(self: Execution, action: Any, one: Any) -> None:
         one.conflicts = kept
 
 
-def may_be_passed(self: Execution, clock: Any, columns: Any, least: int = ALL) -> str | None:
+def may_be_passed(self: Execution, clock: Any, columns: Any, least: int = ALL) -> int | None:
     """Who ends a phase need not know of waits."""
     return LACKS(self, clock, columns, least) if least == ALL else None
 
@@ -376,7 +376,8 @@ LEMMAS: dict[str, tuple[Callable[[], Program], tuple[tuple[Any, str, Any], ...],
     "own_wait": (
         one_warp_waits,
         (
-            (Execution, "conflicts", hearsay), (Execution, "finished", nothing),
+            (Execution, "conflicts", hearsay),
+            (Execution, "finished", nothing),
             (protocol_module, "aligned", nothing),
         ),
         "issuers",

@@ -11,8 +11,8 @@
               sums of products that nobody has read yet
 
 A lag t in a column says that all that was done so far at indices up to t of its residue is known,
-ALL that all is.  Whatever is done anew lowers what all know of it; so a lag is about the past alone,
-more of it is more knowledge, and of two clocks the join is the greater lag in each column.
+ALL that all is.  Whatever is done anew lowers what all know of it, so a lag is about the past
+alone.  More of a lag is more knowledge; of two clocks the join is the greater lag in each column.
 """
 
 from __future__ import annotations
@@ -93,9 +93,10 @@ class Invariant:
         whole = np.empty((rows + more, self.known.shape[1]), np.int32)
         np.concatenate(parts, out=whole[:rows])
         known, own, *rest = np.split(whole[:rows], ends[:-1])
+        messages = [message[0] for message in rest[len(self.groups) :]]
         found = replace(
             self, known=known, own=own,
-            messages={at: m[0] for at, m in zip(self.messages, rest[len(self.groups) :], strict=True)},
+            messages=dict(zip(self.messages, messages, strict=True)),
             open=[list(x) for x in self.open], counts=dict(self.counts),
             groups=dict(zip(self.groups, rest, strict=False)),
             touched=list(self.touched), holds=[list(x) for x in self.holds],

@@ -22,8 +22,8 @@ that its copy takes.  It is the same for all that touch it, so that an index les
 moved, the *offset*, is the same at each turn.
 
 **Columns.**  A clock has a column for each fact that somebody may ask for, and for each residue of
-its index: an action is done, its accesses are behind a proxy fence of its thread, a phase of a
-barrier is over.
+its index: an action is done, its accesses are behind a fence of its thread, a phase of a barrier
+is over.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ _NOTHING = np.zeros(0, np.intp)
 class Reference:
     """An access to a ring: which cells, at which offset.  ``adds``: the sums of a product.
 
-    ``columns``, ``fenced``: what says, by residue, that it is done, and behind a proxy fence.
+    ``columns``, ``fenced``: what says, by residue, that it is done, and behind a fence.
     ``conflicts``: the columns of all that conflicts with it, at its residue.
     """
 
@@ -229,6 +229,14 @@ class Action:
     def mark(self) -> int:
         """The column of this turn, of a wait or an arrival."""
         return self.columns[self.told[0][1] % len(self.columns)]
+
+    @property
+    def done(self) -> str:
+        """When it is done; an arrival after products is as they are."""
+        if self.entry is not None:
+            return self.entry.done
+        after = isinstance(self.statement, Arrive) and self.statement.after
+        return "committed" if after else "now"
 
     @property
     def touched(self) -> list[int]:
@@ -477,16 +485,13 @@ class Protocol:
             if isinstance(s, Wait | Arrive):
                 place, _ = action.told[0]
                 far = any(place.cta != action.actor.cta for place, _ in action.told)
-                after = isinstance(s, Arrive) and bool(s.after)
-                if isinstance(s, Wait) or far or after or not place.counts_bytes:
+                late = far or action.done == "committed"
+                if isinstance(s, Wait) or late or not place.counts_bytes:
                     action.columns = self._by_residue(name, action, place)
             elif action.entry is not None:
                 self._columns_of(action, action.entry, name)
         for barrier in self.barriers:
-            barrier.over = [
-                self._column(f"{barrier.name}{_cta(barrier.cta)} over {r}", None, barrier, r)
-                for r in range(barrier.stages)
-            ]
+            barrier.over = self._by_residue("phases", None, barrier, "over")
             for kind, some in (("waited", barrier.waits), ("arrived", barrier.arrivals)):
                 told = [action.columns for action, _ in some if action.columns]
                 found = np.array(told, np.intp).reshape(-1, barrier.stages).T
@@ -515,31 +520,27 @@ class Protocol:
             one.columns = self._shared(key, name, action, ring)
             generic = ring.through and entry.proxy == "generic" and not private
             if generic or (ring.buffer.level == "tmem" and entry.done == "taken"):
-                one.fenced = self._shared((*key, "fenced"), f"{name} fenced", action, ring)
+                one.fenced = self._shared((*key, "fenced"), name, action, ring, "fenced")
 
     def _shared(
-        self, key: tuple[Any, ...], name: str, action: Action, ring: PacedRing
+        self, key: tuple[Any, ...], name: str, action: Action, ring: PacedRing, what: str = ""
     ) -> list[int]:
         """Return the columns of a key, as many as a ring has stages."""
         if key not in self._known:
-            self._known[key] = self._by_residue(name, action, ring)
+            self._known[key] = self._by_residue(name, action, ring, what)
         columns: list[int] = self._known[key]
         return columns
 
-    def _by_residue(self, name: str, action: Action, ring: PacedRing | Phased) -> list[int]:
-        """Return new columns of a reference, or of a wait."""
-        where = _cta(ring.cta) if ring.cta != action.actor.cta else ""
-        return [
-            self._column(f"{name} at {ring.name}{where} {r}", action, ring, r)
-            for r in range(ring.stages)
-        ]
-
-    def _column(
-        self, name: str, action: Action | None, ring: PacedRing | Phased, residue: int
-    ) -> int:
-        self.names.append(name)
-        self.rules.append((action, ring, residue, "fenced" if " fenced at " in name else ""))
-        return len(self.names) - 1
+    def _by_residue(
+        self, name: str, action: Action | None, ring: PacedRing | Phased, what: str = ""
+    ) -> list[int]:
+        """Return new columns, one for each residue of an index."""
+        here = None if action is None else action.actor.cta
+        where = _cta(ring.cta) if ring.cta != here else ""
+        for r in range(ring.stages):
+            self.names.append(f"{name} at {ring.name}{where} {r} {what}".strip())
+            self.rules.append((action, ring, r, what))
+        return list(range(len(self.names) - ring.stages, len(self.names)))
 
     def _moves(self) -> None:
         """Say from which column each takes its lag with a step or a tile, less how much."""
@@ -573,11 +574,11 @@ class Protocol:
                 most = int(s.pending) if isinstance(s, WaitGroup) else 0
                 key = (number, GROUPS.get(s.group, s.group))
                 self.groups[key] = max(self.groups.get(key, 0), most)
-            elif action.entry is not None and action.entry.done in GROUPS.values():
-                self.groups.setdefault((number, action.entry.done), 0)
+            elif action.done in GROUPS.values():
+                self.groups.setdefault((number, action.done), 0)
             if action.entry is not None and action.entry.tensor:
                 self.groups[number, "after"] = -1  # one clock: what it comes after
-            if action.entry is not None and action.entry.done == "multiplied":
+            if action.done == "multiplied":
                 own = (r.ring for r in action.references if r.ring.buffer.level == "registers")
                 self.sums[number].update(ring.number for ring in own)
         self._lists()
@@ -593,12 +594,10 @@ class Protocol:
                 pairs = zip(one.columns, one.fenced, strict=False)
                 kind = "before" if one.ring.buffer.level == "tmem" else "proxy"
                 fences[action.actor.number].update((c, f, each_, kind) for c, f in pairs)
-                if _done(action) == "committed":
-                    committed[action.actor.number].update(one.columns)
-                if action.entry is not None and action.entry.done == "multiplied":
+                if action.done == "multiplied":
                     products[action.actor.number].update(one.columns)
-            if isinstance(action.statement, Arrive) and action.statement.after:
-                committed[action.actor.number].update(action.columns)
+            if action.done == "committed":
+                committed[action.actor.number].update([*action.columns, *action.touched])
         self.fenced = [sorted(some) for some in fences]
         self.products = [np.array(sorted(some), np.intp) for some in products]
         self.committed = [np.array(sorted(some), np.intp) for some in committed]
@@ -678,8 +677,8 @@ class Protocol:
         """Find what each reference to memory has to know of the others of its ring."""
         for ring in self.rings:
             others = ring.references
-            if ring.buffer.level == "registers":  # a thread's own, in its order, but for what is not done now
-                others = [pair for pair in others if _done(pair[0]) != "now"]
+            if ring.buffer.level == "registers":  # a thread's own, in its order, if done now
+                others = [pair for pair in others if pair[0].done != "now"]
             if others:
                 self._conflicts_of(ring, others)
 
@@ -702,17 +701,15 @@ class Protocol:
         )  # fmt: skip
         writes = np.array([r.write for _, r in others])[second] & (alone[first] > 0)
         kept = ~(writes & (here[first] == there[second]) & (one[first] != two[second]))
-        copies, adds = (
-            np.array([a.actor.number if _name(a) == name else -1 - i for i, (a, _) in more])
-            for name, more in (("tcgen05.cp", enumerate(others)), ("tcgen05.mma", enumerate(mine)))
-        )
-        kept &= (copies[second] < 0) | (copies[second] != adds[first])
+        adds = np.array([a.actor.number if _name(a) == "tcgen05.mma" else -1 for a, _ in mine])
+        copies = np.array([a.actor.number if _name(a) == "tcgen05.cp" else -2 for a, _ in others])
+        kept &= adds[first] != copies[second]
         first, second = first[kept], second[kept]
         none = [-1] * stages
         done = np.array([r.columns or none for _, r in others], np.intp)
         fenced = np.array([r.fenced or none for _, r in others], np.intp)
         through = np.array([_proxy(a) == "async" for a, _ in mine])[first]
-        through &= np.array([bool(r.fenced) for a, r in others])[second]
+        through &= np.array([bool(r.fenced) for _, r in others])[second]
         residue = np.array([r.offset % stages for _, r in mine])[first]
         column = np.where(through, fenced[second, residue], done[second, residue])
         assert (column >= 0).all()
@@ -735,7 +732,7 @@ def _meeting(
         (action, one), shape = pair, -1
         if one.adds and isinstance(action.statement, Do):
             to = action.statement
-            key = (_done(action), action.actor.number, to.values, to.write.value, one.cells)
+            key = (action.done, action.actor.number, to.values, to.write.value, one.cells)
             shape = shapes.setdefault(key, len(shapes))
         return cells.setdefault(one.cells, len(cells)), one.write, shape
 
@@ -750,10 +747,6 @@ def _meeting(
 
 def _issuer(action: Action) -> str:
     return "" if action.entry is None else action.entry.issuer
-
-
-def _done(action: Action) -> str:
-    return "" if action.entry is None else action.entry.done
 
 
 def _name(action: Action) -> str:
@@ -881,9 +874,7 @@ class _Scope:
             case Elect(body):
                 if self.actor.first == 0:
                     for i, t in enumerate(body):
-                        yield from self.actions(
-                            t, part, (*path, i), guards, values, elected=True
-                        )
+                        yield from self.actions(t, part, (*path, i), guards, values, elected=True)
             case When(index, bound, body):
                 more = self._guard(index, bound, env, part)
                 for i, t in enumerate(body):
@@ -894,9 +885,7 @@ class _Scope:
                 for n in range(int(start), int(trips)):
                     for i, t in enumerate(body):
                         inner = (*values, (var, n))
-                        yield from self.actions(
-                            t, part, (*path, i), guards, inner, elected=elected
-                        )
+                        yield from self.actions(t, part, (*path, i), guards, inner, elected=elected)
             case _:
                 if elected and aligned(s):
                     refuse(f"issuers: {self.actor}: {s} by one thread of its warp")
@@ -997,7 +986,7 @@ class _Scope:
         ctas: list[tuple[int, ...] | None] = [None]
         if made.entry.done == "committed" and s.multicast:  # a pair, which multiplies together
             ctas = [*p.along(a.cta, s.multicast)]
-            if len(ctas) != 2 or ctas[0] != min(ctas):
+            if len(ctas) != 2 or any(cta is None or cta < a.cta for cta in ctas):
                 uncertified(f"{made}: products of {len(ctas)} CTAs, by {a}")
         for i, read in enumerate(s.reads):
             if isinstance(read, Access):

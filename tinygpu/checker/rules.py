@@ -169,7 +169,7 @@ class Execution:
         """Note that a wait is passed, or that somebody arrives, or will when products are done."""
         barrier, x = action.told[0]
         self.again([action.mark], x - barrier.stages)
-        if not (isinstance(action.statement, Arrive) and action.statement.after):
+        if action.done == "now":
             self.learn(action, action.mark)
 
     # Actions.
@@ -240,7 +240,7 @@ class Execution:
             self.passed(action)
         for barrier, x in action.told:
             message = self.tell(action.actor.number)
-            if s.after:
+            if action.done == "committed":
                 message[self.protocol.committed[action.actor.number]] = ALL
             self.contribute(action, barrier, x, message, many, int(s.bytes) * many, 0)
 
@@ -305,9 +305,10 @@ class Execution:
                 if 0 < len(who.intersection(team)) < len(team):
                     self.refuse("deadlock", action, "ends a phase with some threads of a copy")
         else:
-            if wait := self.lacks(message, barrier.waited[x % d], x - d):
-                self.refuse("parity", action, f"ends {barrier.name}@{x} while {wait} for "
-                            "the phase before may not be passed")  # fmt: skip
+            wait = self.lacks(message, barrier.waited[x % d], x - d)
+            if wait is not None:
+                self.refuse("parity", action, f"ends {barrier.name}@{x} while "
+                            f"{self.protocol.names[wait]} may not be passed")  # fmt: skip
         self.again([barrier.over[x % d]], x - d)
         message[barrier.over[x % d]] = ALL
         state.open[barrier.number][x % d] = x + d
@@ -327,10 +328,10 @@ class Execution:
         complete = self.state.open[barrier.number][x % barrier.stages] > x
         return complete and self.lacks(known, barrier.arrived[x % barrier.stages], x) is None
 
-    def lacks(self, clock: Any, columns: Any, least: int = ALL) -> str | None:
+    def lacks(self, clock: Any, columns: Any, least: int = ALL) -> int | None:
         """Return the first of the columns of which a clock lacks what is asked."""
         (missing,) = np.nonzero(clock[columns] < least)
-        return self.protocol.names[columns[missing[0]]] if len(missing) else None
+        return int(columns[missing[0]]) if len(missing) else None
 
     def sync(self, action: Action) -> bool:
         """Meet at bar.sync or barrier.cluster; then each knows what all know."""
@@ -486,10 +487,11 @@ class Execution:
             known = self.state.own[action.actor.number]
         elif action.entry is not None and action.entry.tensor:
             known = self.state.groups[action.actor.number, "after"][0]
-        if column := self.lacks(known, one.conflicts):
-            fenced = " fenced at " in column
-            self.refuse("proxy" if fenced else "race", action, f"touches {one.ring.name}@"
-                        f"{one.offset} and does not know {column}")  # fmt: skip
+        column = self.lacks(known, one.conflicts)
+        if column is not None:
+            name, fenced = self.protocol.names[column], self.protocol.rules[column][3]
+            self.refuse("proxy" if fenced else "race", action,
+                        f"touches {one.ring.name}@{one.offset} and does not know {name}")  # fmt: skip
 
     def adds(self, action: Action) -> bool:
         """Say whether a product adds to its sums, and does not start anew."""
@@ -533,13 +535,9 @@ class Execution:
         known, mine = self.tell(actor.number), self.protocol.products[actor.number]
         known[mine] = self.state.own[actor.number, mine]
         for action in self.protocol.actions:
-            if (
-                action.actor is actor
-                and action.entry is not None
-                and action.entry.done in GROUPS.values()
-            ):
-                if self.lacks(known, action.touched):
-                    self.refuse("exit", action, "is not waited for")
+            waited = action.done in GROUPS.values()
+            if action.actor is actor and waited and (known[action.touched] < ALL).any():
+                self.refuse("exit", action, "is not waited for")
 
     def end(self) -> None:
         """Ask what has to be true when all agents end (X)."""
@@ -556,24 +554,17 @@ class Execution:
             for cta in {a.cta for a in actors}
         }
         for action in self.protocol.actions:
-            landing = action.entry is not None and action.entry.done == "landed"
-            if landing and self.lacks(best, action.touched):
+            if action.done == "landed" and (best[action.touched] < ALL).any():
                 self.refuse("exit", action, "nobody waits for its bytes")
-            for one in action.references:
-                tensor = one.ring.buffer.level == "tmem"
-                if tensor or (action.entry is not None and action.entry.done == "committed"):
-                    for actor in actors:
-                        known, columns = state.known[actor.number], one.fenced or one.columns
-                        if actor.cta == one.ring.cta and self.lacks(known, columns):
-                            self.refuse("exit", action, f"may not be done when {actor} ends")
             sent = [(place.cta, action.columns) for place, _ in action.told]
-            sent += [
-                (one.ring.cta, one.columns)
-                for one in action.references
-                if one.write and one.ring.buffer.level == "smem"
-            ]
+            for one in action.references:
+                if one.write and one.ring.buffer.level == "smem":
+                    sent.append((one.ring.cta, one.columns))
+                if action.done == "committed" or one.ring.buffer.level == "tmem":
+                    here = [a.number for a in actors if a.cta == one.ring.cta]
+                    if (state.known[np.ix_(here, one.fenced or one.columns)] < ALL).any():
+                        self.refuse("exit", action, "is not known to all when they end")
             for cta, columns in sent:
-                s = action.statement
-                far = cta != action.actor.cta or (isinstance(s, Arrive) and bool(s.after))
-                if far and columns and self.lacks(best_of[cta], columns):
+                late = cta != action.actor.cta or action.done == "committed"
+                if late and (best_of[cta][columns] < ALL).any():
                     self.refuse("exit", action, f"may reach CTA {cta} when that has ended")

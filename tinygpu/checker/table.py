@@ -13,7 +13,8 @@ through which proxy it touches shared memory.  It is written from PTX's text, no
     committed   done for who waits for the phase at which a later ``tcgen05.commit`` arrives
 
 ``FIELDS`` says of each field of each part of a term what becomes of it: it is read ("order"), or it
-can change neither order nor which value is read, and then the entry says why.  A part that has another field than these is not certified.
+can change neither order nor which value is read, and then the entry says why.  A part that has
+another field than these is not certified.
 
 Source: PTX ISA 9: 9.7.9.25.3 (cp.async), 9.7.9.25.5 (cp.async.bulk.tensor), 9.7.13.15 (mbarrier),
 9.7.15 (wgmma), 9.7.16 (tcgen05), 9.7.13.4 (fence.proxy), 8 (memory consistency model).
@@ -30,7 +31,8 @@ from tinygpu.checker.outcome import refuse, uncertified
 from tinygpu.term.program import Access, Do, Program, walk
 
 __all__ = [
-    "ALIGNED", "FENCES", "FIELDS", "GROUPS", "TABLE", "Entry", "entry_of", "require_fields", "require_types",
+    "ALIGNED", "FENCES", "FIELDS", "GROUPS", "TABLE", "Entry", "entry_of", "require_fields",
+    "require_types",
 ]  # fmt: skip
 
 Done = Literal["now", "copied", "stored", "landed", "multiplied", "taken", "committed"]
