@@ -10,10 +10,12 @@
     V  value      a read of index x finds x in its slot, and all cells that it takes are written;
                   sums of products are read before something is written over them
     P  proxy      who comes through the asynchronous proxy knows the fence of who came through the
-                  generic one; a product follows a wgmma.fence after what else touched its registers
+                  generic one; a product follows a wgmma.fence after what else touched its registers;
+                  a tcgen05 instruction knows what its thread knew at its last fence::after alone
     G  groups     a wait leaves 0 groups or more pending
     X  exit       at its end an agent has waited for what it started; somebody waited for each
-                  load; what was sent to another CTA is known there
+                  load; what was sent to another CTA is known there, and to all of a CTA what was
+                  done in its tensor memory
 
 Which agent goes first is arbitrary: of two events that nothing orders, the one that is visited
 second does not know the first, and R refuses.
@@ -489,9 +491,9 @@ class Execution:
             known = self.state.groups[action.actor.number, "after"][0]
         column = self.lacks(known, one.conflicts)
         if column is not None:
-            name, fenced = self.protocol.names[column], self.protocol.rules[column][3]
-            self.refuse("proxy" if fenced else "race", action,
-                        f"touches {one.ring.name}@{one.offset} and does not know {name}")  # fmt: skip
+            rule = "proxy" if self.protocol.rules[column][3] else "race"
+            at, name = f"{one.ring.name}@{one.offset}", self.protocol.names[column]
+            self.refuse(rule, action, f"touches {at} and does not know {name}")
 
     def adds(self, action: Action) -> bool:
         """Say whether a product adds to its sums, and does not start anew."""
