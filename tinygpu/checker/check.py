@@ -21,11 +21,12 @@ on the path, at each node what the certificate claims is true: at the start the 
 and at each node it executes each event once from what is claimed, relative to the counters, and
 asks that all claims of all successors follow (``follows``).  A claim says less than what is true,
 and knowing less is refused more (*monotonicity*: every rule asks that a lag is at least some
-number, and lags change by joins, by shifts, and by being lowered where something is done anew).  A guard is decided at all counters of a
-node, or the term is not certified.  So the rules hold at every event of this order, and by the
-*order lemma* of every other: in another order take the first event at which a barrier does
-otherwise; E and A say that the agent knows the phase before to be over, so it lies before, where
-nothing differs yet.  Two events that conflict are ordered, since the second knows the first.
+number, and lags change by joins, by shifts, and by being lowered where something is done anew).  A
+guard is decided at all counters of a node, or the term is not certified.  So the rules hold at
+every event of this order, and by the *order lemma* of every other: in another order take the first
+event at which a barrier does otherwise; E and A say that the agent knows the phase before to be
+over, so it lies before, where nothing differs yet.  Two events that conflict are ordered, since
+the second knows the first.
 
 What has to be believed besides, and a test for each lemma: ``docs/proof.md``.
 

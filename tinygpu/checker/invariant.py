@@ -109,10 +109,10 @@ def advanced(protocol: Protocol, state: Invariant, kind: str, tile: int) -> Inva
     source, less = protocol.moves[kind, tile]
 
     def clock(old: Clocks) -> Clocks:
-        moved_ = old[..., source]
-        found = moved_ - less
+        here = np.take(old, source, axis=-1)
+        found = here - less
         found[found < LEAST] = NONE
-        found[moved_ >= ALL] = ALL
+        found[here >= ALL] = ALL
         return found
 
     messages, counts, opened = {}, {}, []

@@ -10,7 +10,7 @@
     V  value      a read of index x finds x in its slot, and all cells that it takes are written;
                   sums of products are read before something is written over them
     P  proxy      who comes through the asynchronous proxy knows the fence of who came through the
-                  generic one; a product follows a wgmma.fence after what else touched its registers;
+                  generic one; a wgmma follows a wgmma.fence after what else touched its registers;
                   a tcgen05 instruction knows what its thread knew at its last fence::after alone
     G  groups     a wait leaves 0 groups or more pending
     X  exit       at its end an agent has waited for what it started; somebody waited for each
@@ -536,10 +536,10 @@ class Execution:
         """Ask that an agent has waited for what it started (X)."""
         known, mine = self.tell(actor.number), self.protocol.products[actor.number]
         known[mine] = self.state.own[actor.number, mine]
-        for action in self.protocol.actions:
-            waited = action.done in GROUPS.values()
-            if action.actor is actor and waited and (known[action.touched] < ALL).any():
-                self.refuse("exit", action, "is not waited for")
+        for part in PARTS:
+            for action in self.protocol.todo[part][actor.number]:
+                if action.done in GROUPS.values() and (known[action.touched] < ALL).any():
+                    self.refuse("exit", action, "is not waited for")
 
     def end(self) -> None:
         """Ask what has to be true when all agents end (X)."""
