@@ -39,7 +39,15 @@ from numpy.typing import NDArray
 
 from tinygpu.checker.cells import box, placed, sound_storage
 from tinygpu.checker.outcome import refuse, uncertified
-from tinygpu.checker.table import ALIGNED, GROUPS, Entry, entry_of, require_fields, require_types
+from tinygpu.checker.table import (
+    ALIGNED,
+    ARRIVALS,
+    GROUPS,
+    Entry,
+    entry_of,
+    require_fields,
+    require_types,
+)
 from tinygpu.term.expression import Apply, Constant, Expression, Value
 from tinygpu.term.program import (
     Access,
@@ -51,7 +59,6 @@ from tinygpu.term.program import (
     Do,
     Elect,
     Exit,
-    Fence,
     For,
     ForTile,
     Program,
@@ -701,8 +708,8 @@ class Protocol:
         )  # fmt: skip
         writes = np.array([r.write for _, r in others])[second] & (alone[first] > 0)
         kept = ~(writes & (here[first] == there[second]) & (one[first] != two[second]))
-        adds = np.array([a.actor.number if _name(a) == "tcgen05.mma" else -1 for a, _ in mine])
-        copies = np.array([a.actor.number if _name(a) == "tcgen05.cp" else -2 for a, _ in others])
+        adds = np.array([a.actor.number if _is(a, "adds") else -1 for a, _ in mine])
+        copies = np.array([a.actor.number if _is(a, "ahead") else -2 for a, _ in others])
         kept &= adds[first] != copies[second]
         first, second = first[kept], second[kept]
         none = [-1] * stages
@@ -749,8 +756,8 @@ def _issuer(action: Action) -> str:
     return "" if action.entry is None else action.entry.issuer
 
 
-def _name(action: Action) -> str:
-    return action.statement.instruction.name if isinstance(action.statement, Do) else ""
+def _is(action: Action, what: str) -> bool:
+    return bool(getattr(action.entry, what, False))
 
 
 def _proxy(action: Action) -> str:
@@ -821,14 +828,9 @@ def least_of(program: Program, name: str) -> float:
 
 def aligned(s: Statement) -> bool:
     """Say whether all threads of a warp have to execute a statement together."""
-    match s:
-        case Do(instruction=how):
-            return bool(s.across) or how.issuer in ("warp", "warpgroup")
-        case Commit(group) | WaitGroup(group=group):
-            return group in ALIGNED
-        case Fence(kind):
-            return kind in ALIGNED
-    return False
+    if isinstance(s, Do):
+        return bool(s.across) or s.instruction.issuer in ("warp", "warpgroup")
+    return getattr(s, "group", getattr(s, "kind", "")) in ALIGNED
 
 
 def _decided(when: When, env: Mapping[str, int]) -> bool | None:
@@ -906,7 +908,7 @@ class _Scope:
             if isinstance(s, Arrive) and s.to != "cta":
                 ctas = p.along(a.cta, s.to)
             if isinstance(s, Arrive) and s.after:
-                if s.after != "tcgen05" or s.barrier.named or int(s.bytes):
+                if s.after not in ARRIVALS or s.barrier.named or int(s.bytes):
                     uncertified(f"{made}: an arrival after {s.after}")
                 if a.count != 1:
                     refuse(f"issuers: {made} by each of {a.count} threads; one commits")

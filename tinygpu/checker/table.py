@@ -31,8 +31,8 @@ from tinygpu.checker.outcome import refuse, uncertified
 from tinygpu.term.program import Access, Do, Program, walk
 
 __all__ = [
-    "ALIGNED", "FENCES", "FIELDS", "GROUPS", "TABLE", "Entry", "entry_of", "require_fields",
-    "require_types",
+    "ALIGNED", "ARRIVALS", "FENCES", "FIELDS", "GROUPS", "TABLE", "Entry", "entry_of",
+    "require_fields", "require_types",
 ]  # fmt: skip
 
 Done = Literal["now", "copied", "stored", "landed", "multiplied", "taken", "committed"]
@@ -44,7 +44,8 @@ class Entry:
     """An instruction; ``types``: (read, written), none: any type, the same on both sides.
 
     ``adds``: its third operand is what it adds to, of the type that it writes.  ``tensor``: it is
-    ordered with what other threads do by a ``tcgen05.fence`` alone.
+    ordered with what other threads do by a ``tcgen05.fence`` alone.  ``ahead``: it is done before
+    what its thread adds later.
     """
 
     reads: tuple[str, ...]
@@ -55,6 +56,7 @@ class Entry:
     types: Types = ()
     adds: bool = False
     tensor: bool = False
+    ahead: bool = False
 
 
 def _same(*types: str) -> Types:
@@ -92,7 +94,7 @@ TABLE: Mapping[str, Entry] = {
         tuple((one, "f32") for one in ("f16", "bf16", "tf32", "e4m3", "e5m2")),
         adds=True, tensor=True,
     ),
-    "tcgen05.cp": Entry(_S, _T, "committed", "one", "async", tensor=True),
+    "tcgen05.cp": Entry(_S, _T, "committed", "one", "async", tensor=True, ahead=True),
     "tcgen05.ld": Entry(_T, _R, "taken", "warpgroup", types=_same("f32", "tf32"), tensor=True),
 }  # fmt: skip
 
@@ -111,6 +113,8 @@ FENCES: Mapping[str, str] = {
     "tcgen05.after": "after",
 }  # fmt: skip
 """What a term's fences order."""
+ARRIVALS = frozenset({"tcgen05"})
+"""After what an arrival may come: what its thread commits."""
 ALIGNED = frozenset({"wgmma", "tcgen05.ld"})
 """Groups and fences for which all threads of a warp come together (``.sync.aligned``)."""
 
