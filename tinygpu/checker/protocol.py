@@ -834,7 +834,7 @@ def aligned(s: Statement) -> bool:
 
 
 def _decided(when: When, env: Mapping[str, int]) -> bool | None:
-    """Say whether a guard on ranks and copies alone holds; None: it is another."""
+    """Say whether a guard on ranks, copies and constant loops holds; None: it is another."""
     names = {name for name, _ in when.index.terms}
     if isinstance(when.bound, str) or not names <= env.keys():
         return None
@@ -878,11 +878,12 @@ class _Scope:
                     for i, t in enumerate(body):
                         yield from self.actions(t, part, (*path, i), guards, values, elected=True)
             case When(index, bound, body):
-                more = self._guard(index, bound, env, part)
+                holds = _decided(s, env)
+                if holds is False:
+                    return
+                more = guards if holds else (*guards, self._guard(index, bound, env, part))
                 for i, t in enumerate(body):
-                    yield from self.actions(
-                        t, part, (*path, i), (*guards, more), values, elected=elected
-                    )
+                    yield from self.actions(t, part, (*path, i), more, values, elected=elected)
             case For(var, trips, body, _, start):
                 for n in range(int(start), int(trips)):
                     for i, t in enumerate(body):
