@@ -1,7 +1,7 @@
 """Coverage of the certificates of order: ``python -m benchmarks.certified [--count N] [--seed S]``.
 
 All presets of each machine and N schedules drawn from its legal space get a certificate, which is
-written, read back and checked.  A row a machine: how many are accepted, not certified, refused;
+written, read back and checked.  A row a case: how many are accepted, not certified, refused;
 the longest time and the mean of making one and of verifying one, with the term read and the file
 parsed; the largest file, as it is and compressed by zlib.  Reasons of what is not accepted follow.
 """
@@ -23,39 +23,41 @@ from tinygpu.devices.device import load_device
 from tinygpu.machines import MACHINES
 from tinygpu.space.space import Space
 from tinygpu.term.machine import Chosen
-from tinygpu.term.operation import Operation, Problem, attention, matmul, softmax
+from tinygpu.term.operation import Operation, Problem, attention, grouped_matmul, matmul, softmax
 from tinygpu.term.program import Program
 
 __all__ = ["CASES", "main", "terms"]
 
 _TENSOR, _SQUARE = matmul("bf16", layout="nt"), {"m": 4096, "n": 4096, "k": 4096}
-CASES: dict[str, tuple[Operation, dict[str, int], str]] = {
-    "simt": (matmul(), _SQUARE, "h100"),
-    "ampere": (_TENSOR, _SQUARE, "h100"),
-    "hopper": (_TENSOR, _SQUARE, "h100"),
-    "rows": (softmax(), {"i": 512, "j": 3000}, "h100"),
-    "blackwell": (_TENSOR, _SQUARE, "b200"),
-    "attention": (attention(mask="causal"), {}, "h100"),
-    "ampere_attention": (attention(mask="causal"), {}, "h100"),
+_HEADS = {"l": 2, "h": 8, "g": 2, "m": 2048, "n": 2048, "d": 128, "e": 128}
+CASES: dict[str, tuple[str, Operation, dict[str, int], str]] = {
+    "simt": ("simt", matmul(), _SQUARE, "h100"),
+    "ampere": ("ampere", _TENSOR, _SQUARE, "h100"),
+    "hopper": ("hopper", _TENSOR, _SQUARE, "h100"),
+    "groups": ("hopper", grouped_matmul(), {"g": 8, **_SQUARE}, "h100"),
+    "rows": ("rows", softmax(), {"i": 512, "j": 3000}, "h100"),
+    "blackwell": ("blackwell", _TENSOR, _SQUARE, "b200"),
+    "attention": ("attention", attention(mask="causal"), _HEADS, "h100"),
+    "ampere_attention": ("ampere_attention", attention(mask="causal"), _HEADS, "h100"),
 }
-"""A machine's operation, and the sizes and device of the space drawn from; {}: presets alone."""
+"""A machine, its operation, and the sizes and device of the space drawn from."""
 
 
 def terms(name: str, count: int, seed: int) -> Iterator[Program]:
-    """Yield the terms of a machine's presets and of schedules drawn from its space."""
-    operation, sizes, device = CASES[name]
-    module = importlib.import_module(f"tinygpu.machines.{name}")
+    """Yield the terms of a case's presets and of schedules drawn from its space."""
+    machine, operation, sizes, device = CASES[name]
+    module = importlib.import_module(f"tinygpu.machines.{machine}")
     points = getattr(module, "LADDER", None) or getattr(module, "STARTS", {})
     for values in points.values():
-        yield MACHINES[name].program(operation, Chosen(values))
-    if sizes and count:
-        space = Space(MACHINES[name], Problem.of(operation, **sizes), load_device(device))
+        yield MACHINES[machine].program(operation, Chosen(values))
+    if count:
+        space = Space(MACHINES[machine], Problem.of(operation, **sizes), load_device(device))
         for schedule in space.sample(np.random.default_rng(seed), count):
-            yield schedule.program(MACHINES[name], operation)
+            yield schedule.program(MACHINES[machine], operation)
 
 
 def row(name: str, programs: Iterator[Program]) -> tuple[str, Counter[str]]:
-    """Return a machine's line, and the reasons of what is not accepted."""
+    """Return a case's line, and the reasons of what is not accepted."""
     words: Counter[str] = Counter()
     reasons: Counter[str] = Counter()
     making, checking, sizes, packed = [], [], [0], [0]
@@ -84,7 +86,7 @@ def row(name: str, programs: Iterator[Program]) -> tuple[str, Counter[str]]:
 
 
 def main(words: list[str] | None = None) -> None:
-    """Print a line for each machine."""
+    """Print a line for each case."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--count", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)

@@ -15,21 +15,28 @@ from typing import Any
 from tests.ampere_terms import term as ampere
 from tests.async_mutants import moved, mutants
 from tests.async_protocols import TILE, by_hand, store_ring
+from tests.blackwell_mutants import tensor_mutants
+from tests.blackwell_terms import small as blackwell
 from tests.hopper_terms import rewritten
 from tests.hopper_terms import term as hopper
+from tests.hostile_attention import base as attention
 from tests.test_named_barriers import SIZES, turns
 from tests.test_term_text import term as preset
 from tinygpu.checker.make import certified
 from tinygpu.checker.outcome import Ruling
 from tinygpu.checker.protocol import Protocol
 from tinygpu.checker.written import verified, written
+from tinygpu.machines.hopper import STARTS, Hopper
 from tinygpu.meaning.interpret import Finding, check
+from tinygpu.term.machine import Chosen
+from tinygpu.term.operation import grouped_matmul
 from tinygpu.term.program import Fence, Program, Statement, Sync, Wait
+from tinygpu.term.tensor_memory import uses_tensor_memory
 from tinygpu.term.text import key_of, text_of
 
 __all__ = [
     "Edited", "Right", "Wrong", "edited_certificate", "edited_pair", "edits_of", "faults_of",
-    "of_order", "protocols", "ruling", "wrong",
+    "grouped", "of_order", "protocols", "ruling", "wrong",
 ]  # fmt: skip
 
 Pick = Callable[[int], int]
@@ -65,19 +72,30 @@ class Edited:
 
 @cache
 def protocols() -> tuple[Right, ...]:
-    """Return the protocols by hand, two warps that take turns, and rings of two machines."""
+    """Return the protocols by hand, two warps that take turns, and small terms of machines."""
     trips = tuple({"i": TILE * n} for n in (1, 2, 3, 5))
     return (
         *(Right(p, trips) for p in by_hand()),
         Right(turns(), (SIZES, {"i": TILE}, {"i": 2 * TILE})),
         Right(hopper("ring", stages=2), ({"m": 128, "n": 128, "k": 192},)),
         Right(ampere("ring"), ({"m": 128, "n": 128, "k": 96},)),
+        Right(grouped(), ({"g": 3, "m": 300, "n": 40, "k": 136},)),
+        Right(attention(), ({"l": 1, "h": 1, "g": 1, "m": 140, "n": 221, "d": 64, "e": 64},)),
+        *(Right(blackwell(p), ({"m": 392, "n": 72, "k": 200},)) for p in ("persistent", "pair")),
+        Right(blackwell("a in tmem"), ({"m": 392, "n": 72, "k": 200},)),
     )
+
+
+def grouped(columns: int = 32) -> Program:
+    """A term of groups with small tiles, of which some have no trips."""
+    small = {"tile_m": 128, "tile_n": columns, "store_n": 16, "stages": 2}
+    return Hopper().program(grouped_matmul(), Chosen({**STARTS["persistent"], **small}))
 
 
 def edits_of(program: Program) -> list[tuple[str, Program]]:
     """Return a term's edits: drop, double, move, shift an index, change a count."""
-    return [*mutants(program), *moved(program)]
+    tensor = tensor_mutants(program) if uses_tensor_memory(program) else ()
+    return [*mutants(program), *moved(program), *tensor]
 
 
 @cache
@@ -139,6 +157,8 @@ def wrong() -> tuple[Wrong, ...]:
         (preset("simt", "shared"), lambda s: isinstance(s, Sync)),
         (preset("hopper", "plain"), lambda s: isinstance(s, Fence)),
         (preset("ampere", "plain"), lambda s: isinstance(s, Sync)),
+        (blackwell("persistent"), lambda s: isinstance(s, Fence)),
+        (grouped(), waits),
     ):
         certificate, _ = certified(right)
         assert certificate is not None

@@ -10,7 +10,7 @@ import json
 import zlib
 from collections.abc import Callable
 from dataclasses import fields, make_dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,8 @@ from tests.edited import edited_certificate, ruling, wrong
 from tests.hopper_terms import rebuffered, rewritten
 from tests.hostile_terms import index_named_twice
 from tests.small_programs import LEAVE, ZERO, small
+from tests.test_groups import POINTS
+from tests.test_groups import term as grouped
 from tests.test_term_text import OPERATIONS, presets, term
 from tinygpu.checker import table
 from tinygpu.checker.check import check
@@ -46,8 +48,12 @@ from tinygpu.checker.outcome import Ruling
 from tinygpu.checker.written import verified, written
 from tinygpu.errors import ProgramError
 from tinygpu.isa.instructions import INSTRUCTIONS
+from tinygpu.machines.attention import STARTS, Attention
 from tinygpu.meaning.interpret import check as check_of_meaning
+from tinygpu.term.expression import value
 from tinygpu.term.fields import KNOWN
+from tinygpu.term.machine import Chosen
+from tinygpu.term.operation import attention
 from tinygpu.term.program import (
     Access,
     Affine,
@@ -57,6 +63,7 @@ from tinygpu.term.program import (
     Elect,
     Fence,
     For,
+    ForTile,
     Predicate,
     Program,
     Role,
@@ -66,10 +73,11 @@ from tinygpu.term.program import (
     When,
     each,
 )  # fmt: skip
+from tinygpu.term.program import changed as statements_changed
 from tinygpu.term.text import CLASSES
 
 ROOT = Path(__file__).parents[1]
-PRESETS = [(name, point) for name in ("simt", "ampere", "hopper") for point in presets(name)]
+PRESETS = [(name, point) for name in OPERATIONS for point in presets(name)]
 READ = Fence("proxy.async")
 Body = tuple[Statement, ...]
 
@@ -98,12 +106,17 @@ def test_protocols_by_hand_are_accepted(program: Program) -> None:
     assert ruling(program).accepted
 
 
-@pytest.mark.parametrize("name", ["blackwell", "attention", "ampere_attention"])
-def test_other_machines_are_not_certified_or_accepted(name: str) -> None:
-    """By name: tensor memory, loops to tile values, two loops."""
-    for point in presets(name):
-        assert ruling(term(name, point)).word in ("not certified", "accepted")
-    assert name in OPERATIONS
+@pytest.mark.parametrize("point", POINTS)
+def test_groups_are_accepted(point: str) -> None:
+    """Tiles look up their trips, rows and group on the device."""
+    assert ruling(grouped(point)).accepted
+
+
+@pytest.mark.parametrize("name", ["fa2", "fa3", "decode"])
+def test_attention_of_all_keys_is_accepted(name: str) -> None:
+    """With a mask tiles have trips of their own; without one a parameter has them."""
+    program = Attention().program(attention(), Chosen(STARTS[name]))
+    assert ruling(program).accepted
 
 
 def test_the_order_of_roles_is_no_matter() -> None:
@@ -169,14 +182,14 @@ def test_the_table_says_what_the_instructions_say() -> None:
         assert {*how.types} == {*entry.types}, name
 
 
-def test_every_field_of_every_part_is_read_or_has_its_default() -> None:
-    """The checker's own list is complete, and an entry that is neither says why."""
+def test_every_field_of_every_part_is_read_or_orders_nothing() -> None:
+    """The checker's own list is complete, and an entry that is not read says why."""
     assert {kind: {*rules} for kind, rules in table.FIELDS.items()} == {
         kind: {*names} for kind, names in KNOWN.items()
     }
     for rules in table.FIELDS.values():
         for said in rules.values():
-            assert said in ("order", "default") or len(said) > 3
+            assert said == "order" or len(said) > 3
 
 
 @pytest.mark.parametrize("kind", sorted(KNOWN))
@@ -247,34 +260,107 @@ def test_all_classes_of_statements_and_accesses_are_known() -> None:
     assert {*CLASSES} - values | {"Instruction"} == {*KNOWN} == {*table.FIELDS}
 
 
-@pytest.mark.parametrize(
-    ("change", "word"),
-    [
-        (lambda s: replace(s, after="tcgen05") if isinstance(s, Arrive) else s, "not certified"),
-        (
-            lambda s: replace(s, start=3) if isinstance(s, For) and s.var == "k" else s,
-            "not certified",
-        ),
-    ],
-)
-def test_what_has_to_be_its_default(change: Callable[[Any], Any], word: str) -> None:
-    assert ruling(rewritten(store_ring(2, 0), change)).word == word
+def test_a_loop_that_begins_where_its_trips_may_end_is_not_certified() -> None:
+    late = rewritten(
+        store_ring(2, 0),
+        lambda s: replace(s, start=3) if isinstance(s, For) and s.var == "k" else s,
+    )
+    assert ruling(late).word == "not certified"
 
 
-def test_a_default_is_asked() -> None:
-    home = [replace(b, home="rank_m") for b in term("hopper", "ring").barriers]
+def at_home(program: Program, home: str) -> Program:
+    """The program with all barriers at the first CTA of an axis."""
+    home_of = {b.name: replace(b, home=home) for b in program.barriers}
 
     def one(s: Statement) -> Statement:
         if isinstance(s, Wait | Arrive):
-            return replace(s, barrier=next(b for b in home if b.name == s.barrier.name))
+            return replace(s, barrier=home_of[s.barrier.name])
         if isinstance(s, Do) and s.signal:
-            barrier = next(b for b in home if b.name == s.signal[0].name)
-            return replace(s, signal=(barrier, s.signal[1]))
+            return replace(s, signal=(home_of[s.signal[0].name], s.signal[1]))
         return s
 
-    found = ruling(rewritten(term("hopper", "ring"), one, barriers=tuple(home)))
-    assert found.word == "not certified"
-    assert "Barrier.home" in found.line
+    return rewritten(program, one, barriers=tuple(home_of.values()))
+
+
+def test_a_barrier_with_a_home() -> None:
+    """At the CTA itself it is as one without; of another CTA nobody may wait."""
+    assert ruling(at_home(term("hopper", "tma store"), "rank_m")).accepted
+    far = ruling(at_home(term("hopper", "cluster"), "rank_m"))
+    assert far.word != "accepted"
+    ranks = term("blackwell", "pair")
+    bare = rewritten(
+        ranks, lambda s: s.body if isinstance(s, When) and str(s.index) == "pair" else s
+    )
+    assert bare != ranks
+    assert not ruling(bare).accepted
+
+
+# Tile values
+
+
+def valued(change: Callable[[str, Any], Any], roles: tuple[str, ...]) -> Program:
+    """A term of groups whose tile values are others in some roles."""
+    program = grouped("direct")
+
+    def one(s: Statement) -> Statement:
+        if not isinstance(s, ForTile):
+            return s
+        return replace(s, values=tuple((n, change(n, e)) for n, e in s.values))
+
+    made = (
+        replace(r, body=statements_changed(r.body, one)) if r.name in roles else r
+        for r in program.roles
+    )
+    return replace(program, roles=tuple(made))
+
+
+def test_trips_that_differ_or_may_be_negative_are_not_certified(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The constructor of terms, which refuses both, is made to say yes."""
+    monkeypatch.setattr(Program, "_agree", lambda self: None)
+
+    def less(name: str, e: Any) -> Any:
+        return e - 1 if name == "trips" else e
+
+    both = tuple(r.name for r in grouped("direct").roles)
+    assert ruling_unread(valued(lambda _, e: e, both)).accepted
+    for roles in (both[:1], both):
+        assert ruling_unread(valued(less, roles)).word == "not certified"
+
+
+def times(own: str, name: str, e: Any) -> Any:
+    return e * value(own) if name == "trips" else e
+
+
+def test_trips_by_rank_are_not_certified(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CTAs of a cluster, or copies, with trips of their own are out of step."""
+    monkeypatch.setattr(Program, "__post_init__", lambda self: None)
+    both = tuple(r.name for r in grouped("direct").roles)
+    for own in ("rank_m", "w"):
+        by_rank = valued(partial(times, own), both)
+        assert own in ruling_unread(by_rank).line
+        assert ruling_unread(by_rank).word == "not certified"
+
+
+# Who executes
+
+
+@pytest.mark.parametrize(
+    ("machine", "point", "name"),
+    [
+        ("ampere", "plain", "ldmatrix"), ("ampere", "plain", "mma.sync"),
+        ("hopper", "tma store", "stmatrix"), ("blackwell", "persistent", "tcgen05.ld"),
+    ],
+)  # fmt: skip
+def test_what_a_warp_executes_is_not_one_threads(machine: str, point: str, name: str) -> None:
+    one = rewritten(
+        term(machine, point),
+        lambda s: Elect((s,)) if isinstance(s, Do) and s.instruction.name == name else s,
+    )
+    found = ruling(one)
+    assert found.word == "refused"
+    assert found.line.startswith("issuers")
 
 
 # Faults that were found by hand: order, restarts, windows, types

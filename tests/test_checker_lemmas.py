@@ -26,17 +26,21 @@ from tests.async_protocols import (
 )
 from tests.async_protocols import _program as protocol
 from tests.async_protocols import _ring as ring
+from tests.blackwell_terms import small as small_tensor
 from tests.hopper_terms import rewritten, term
+from tests.small_programs import ZERO, get, put, small
 from tinygpu.checker import make
+from tinygpu.checker import protocol as protocol_module
 from tinygpu.checker.check import ruled
 from tinygpu.checker.make import _fixpoint, certified
 from tinygpu.checker.outcome import RefusedError, UncertifiedError
-from tinygpu.checker.protocol import NONE, Protocol
+from tinygpu.checker.protocol import ALL, Protocol, _meeting
 from tinygpu.checker.rules import Execution
 from tinygpu.isa.instructions import INSTRUCTIONS
+from tinygpu.machines.hopper import STARTS, Hopper
 from tinygpu.machines.simt import LADDER, Simt
 from tinygpu.term.machine import Chosen
-from tinygpu.term.operation import matmul
+from tinygpu.term.operation import grouped_matmul, matmul
 from tinygpu.term.program import (
     Access,
     Affine,
@@ -53,6 +57,7 @@ from tinygpu.term.program import (
     Wait,
     WaitGroup,
     When,
+    var,
 )  # fmt: skip
 
 
@@ -164,6 +169,23 @@ def same_slot() -> Program:
     return rewritten(program, one)
 
 
+def one_slot_of_two() -> Program:
+    """Of two slots one alone is in use, and a barrier is missing."""
+    at = 2 * var("kt")
+    return small(2, (ZERO, For("kt", "trips", (put(2, at), get(2, at)))))
+
+
+def no_trips() -> Program:
+    """Behind the loop a stage is released also where the tile had no step."""
+    right = Hopper().program(grouped_matmul(), Chosen(STARTS["persistent"]))
+
+    def one(s: Statement) -> Statement | tuple[Statement, ...]:
+        releases = isinstance(s, When) and s.bound == "trips" and isinstance(s.body[0], Elect)
+        return s.body if releases else s
+
+    return rewritten(right, one)
+
+
 def no_fence() -> Program:
     return without(store_ring(2, 0), lambda s: isinstance(s, Fence))
 
@@ -187,6 +209,35 @@ def negative_pending() -> Program:
         return replace(s, pending=-1) if isinstance(s, WaitGroup) and s.pending == 0 else s
 
     return rewritten(store_ring(2, 1), one)
+
+
+def unfenced(kind: str, role: str) -> Program:
+    """Nothing comes before what a role tells of tensor memory, or after what it is told."""
+    right = small_tensor("persistent")
+    drops = [r.name for r in right.roles if r.name != role]
+    bare = without(right, lambda s: isinstance(s, Fence) and s.kind == kind)
+    kept = {r.name: r for r in right.roles if r.name in drops}
+    return replace(bare, roles=tuple(kept.get(r.name, r) for r in bare.roles))
+
+
+def arrives_at_once() -> Program:
+    """Stages are released when their products are issued, and not when they are done."""
+    return rewritten(
+        small_tensor("persistent"), lambda s: replace(s, after="") if isinstance(s, Arrive) else s
+    )
+
+
+def given_back() -> Program:
+    """Nobody waits at the end, when tensor memory is given back."""
+    return without(small_tensor("pair"), lambda s: isinstance(s, Sync) and s.scope == "cluster")
+
+
+def stores_by_one() -> Program:
+    """One thread of each warpgroup executes what its warps have to."""
+    return rewritten(
+        term("tma store"),
+        lambda s: Elect((s,)) if isinstance(s, Do) and s.instruction.name == "stmatrix" else s,
+    )
 
 
 def one_warp_waits() -> Program:
@@ -216,7 +267,8 @@ def overlapping() -> Program:
 
 OVER, CONFLICTS = Execution.over, Execution.conflicts
 FILL = Execution.fill
-ABSENT, PRODUCT, LATEST = Execution.absent, Execution.product, Protocol._latest
+TELL = Execution.tell
+PRODUCT, LACKS, CONFLICTS_OF = Execution.product, Execution.lacks, Protocol._conflicts_of
 
 
 def over(where: bool) -> Callable[..., bool]:
@@ -229,34 +281,48 @@ def over(where: bool) -> Callable[..., bool]:
 def no_proxy(self: Execution, action: Any, one: Any) -> None:
     """Knowing that an access is done is taken for knowing its fence."""
     kept = one.conflicts
-    done = {f: c for columns in self.protocol.fenced for c, f, _ in columns}
-    columns = np.array([done.get(c, c) for c in kept.columns.tolist()], np.intp)
-    one.conflicts = kept._replace(columns=columns)
+    done = {f: c for columns in self.protocol.fenced for c, f, *_ in columns}
+    one.conflicts = np.array([done.get(c, c) for c in kept.tolist()], np.intp)
     try:
         CONFLICTS(self, action, one)
     finally:
         one.conflicts = kept
 
 
-def all_absent(self: Execution) -> None:
-    """Who knows nothing of a turn that is none knows all before it."""
-    kept = self.protocol.prior
-    self.protocol.prior = np.full_like(kept, NONE)
-    try:
-        ABSENT(self)
-    finally:
-        self.protocol.prior = kept
+def may_be_passed(self: Execution, clock: Any, columns: Any, least: int = ALL) -> int | None:
+    """Who ends a phase need not know of waits."""
+    return LACKS(self, clock, columns, least) if least == ALL else None
 
 
-def untouched(self: Execution, action: Any) -> bool:
+def after_all_waits(self: Execution, action: Any, one: Any) -> None:
+    """What a thread knows its tensor instructions come after."""
+    number = action.actor.number
+    if (number, "after") in self.state.groups:
+        self.state.groups[number, "after"][0] = self.state.known[number]
+    CONFLICTS(self, action, one)
+
+
+def issued_is_done(self: Execution, number: int) -> Any:
+    """Products are taken for done by whoever is told anything."""
+    found = TELL(self, number)
+    found[self.protocol.committed[number]] = ALL
+    return found
+
+
+def untouched(self: Execution, action: Any) -> list[int]:
     self.state.touched[action.actor.number] = False
     return PRODUCT(self, action)
 
 
-def this_turn(self: Protocol, *given: Any, **more: Any) -> int | None:
-    """Of the turns that touched a slot those of this turn alone."""
-    found = LATEST(self, *given, **more)
-    return found if found is not None and found >= 0 else None
+def of_the_next_slot(self: Protocol, ring: Any, others: Any) -> None:
+    """What is asked of a slot is asked of its neighbour."""
+    CONFLICTS_OF(self, ring, others)
+    for _, one in ring.references:
+        found = []
+        for column in one.conflicts.tolist():
+            _, at, residue, _ = self.rules[column]
+            found.append(column - residue + (residue + 1) % at.stages)
+        one.conflicts = np.array(found, np.intp)
 
 
 def all_read(self: Execution, action: Any, one: Any) -> None:
@@ -297,21 +363,39 @@ def nothing(*_: Any) -> None:
 LEMMAS: dict[str, tuple[Callable[[], Program], tuple[tuple[Any, str, Any], ...], str]] = {
     "early": (swapped_wait, ((Execution, "over", over(True)),), "early"),
     "parity_begins": (every_second_phase, ((Execution, "over", over(False)),), "parity"),
-    "parity_ends": (spectator, ((Execution, "lacks", nothing),), "parity"),
+    "parity_ends": (spectator, ((Execution, "lacks", may_be_passed),), "parity"),
     "race": (unsynchronised, ((Execution, "conflicts", nothing),), "race"),
     "value": (another_index, ((Execution, "value", nothing),), "value"),
     "value_of_registers": (unwritten_registers, ((Execution, "value", nothing),), "value"),
     "sums": (sums_that_start_anew, ((Execution, "fill", all_read),), "value"),
-    "slots": (same_slot, ((Protocol, "_latest", this_turn),), "proxy"),
+    "slots": (one_slot_of_two, ((Protocol, "_conflicts_of", of_the_next_slot),), "race"),
+    "so_far": (same_slot, ((Execution, "again", nothing),), "proxy"),
+    "least": (no_trips, ((protocol_module, "least_of", lambda *_: 1),), "balance"),
     "proxy": (no_fence, ((Execution, "conflicts", no_proxy),), "proxy"),
     "products": (no_wgmma_fence, ((Execution, "product", untouched),), "proxy"),
     "own_wait": (
         one_warp_waits,
-        ((Execution, "conflicts", hearsay), (Execution, "finished", nothing)),
+        (
+            (Execution, "conflicts", hearsay),
+            (Execution, "finished", nothing),
+            (protocol_module, "aligned", nothing),
+        ),
+        "issuers",
+    ),
+    "aligned": (stores_by_one, ((protocol_module, "aligned", nothing),), "issuers"),
+    "before": (
+        lambda: unfenced("tcgen05.before", "epilogue"),
+        ((Execution, "conflicts", no_proxy), (Execution, "end", nothing)),
+        "proxy",
+    ),
+    "after": (
+        lambda: unfenced("tcgen05.after", "multiplier"),
+        ((Execution, "conflicts", after_all_waits),),
         "race",
     ),
+    "commits": (arrives_at_once, ((Execution, "tell", issued_is_done),), "race"),
+    "given_back": (given_back, ((Execution, "end", nothing),), "exit"),
     "exit": (no_last_wait, ((Execution, "finished", nothing),), "exit"),
-    "absent": (no_last_wait, ((Execution, "absent", all_absent),), "exit"),
     "induction": (same_slot, ((make, "follows", lambda *_: ""),), "proxy"),
 }
 
@@ -339,6 +423,28 @@ def test_claims_that_do_not_follow_are_refused() -> None:
         ruled(Protocol(program), certificate)
     with mock.patch("tinygpu.checker.check.follows", return_value=""):
         assert ruled(Protocol(program), certificate).accepted
+
+
+def test_a_threads_own_wait_is_asked_for() -> None:
+    """Also if one thread of a warp might wait alone."""
+    with weakened((protocol_module, "aligned", nothing)):
+        assert certified(one_warp_waits())[1].line.startswith("race")
+
+
+def test_sums_of_two_agents_are_in_no_order() -> None:
+    """PTX adds products of one thread, of one shape and with the same sums, in their order."""
+    reader = Protocol(small_tensor("persistent"))
+    sums = next(ring for ring in reader.rings if ring.name == "sums")
+    product = next(pair for pair in sums.references if pair[1].adds and pair[1].write)
+    action, one = product
+    others = {
+        "itself": product,
+        "another agent": (replace(action, actor=replace(action.actor, number=99)), one),
+        "other sums": (action, replace(one, cells=one.cells | one.cells << 1)),
+    }
+    for what, other in others.items():
+        first, _ = _meeting([product], [other])
+        assert bool(len(first)) == (what != "itself"), what
 
 
 def guarded() -> Program:

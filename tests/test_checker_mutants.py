@@ -16,13 +16,24 @@ from hypothesis import given
 
 from tests.ampere_terms import term as ampere
 from tests.async_protocols import TILE, by_hand
-from tests.edited import edited_pair, edits_of, faults_of, of_order, protocols, ruling
+from tests.blackwell_terms import small as small_tensor
+from tests.edited import (
+    edited_pair,
+    edits_of,
+    faults_of,
+    grouped,
+    of_order,
+    protocols,
+    ruling,
+)
 from tests.hopper_terms import term as hopper
 from tests.hopper_wrong import WRONG
+from tests.hostile_attention import WRONG as HOSTILE
 from tests.hostile_terms import JUDGE
 from tests.interleavings import faults
 from tests.sample import SOAK, draws, some
 from tests.small_programs import ZERO, copy, get, pipelined, put, small
+from tests.test_blackwell_order import FAULTS
 from tinygpu.meaning.interpret import check
 from tinygpu.term.program import (
     Affine,
@@ -179,6 +190,28 @@ def test_terms_of_machines_that_are_accepted_after_an_edit(name: str) -> None:
 
 
 # Tables of faults
+
+
+@pytest.mark.parametrize("make", HOSTILE, ids=lambda make: make.__name__)
+def test_hostile_terms_of_attention_are_not_accepted(make: Callable[[], Program]) -> None:
+    """But for those that are in order and compute something else."""
+    assert ruling(make()).word == "refused" or HOSTILE[make] == "computes"
+
+
+def test_a_tile_without_steps_moves_a_ring_of_stores() -> None:
+    """It stores nothing, and its one chunk counts: the next tile's is where the last one's was."""
+    assert ruling(grouped()).accepted
+    odd = grouped(columns=16)
+    assert ruling(odd).line.startswith("race")
+    found = check(odd, {"g": 5, "m": 700, "n": 24, "k": 136}, seeds=(0, 1, 2))
+    assert "race" in {f.kind for f in found}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_faults_of_tensor_memory_are_not_accepted(name: str) -> None:
+    start, change = FAULTS[name]
+    assert ruling(small_tensor(start)).accepted
+    assert ruling(change(small_tensor(start))).word == "refused"
 
 
 @pytest.mark.parametrize("hostile", JUDGE, ids=str)

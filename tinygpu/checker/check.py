@@ -4,10 +4,11 @@
 there is one at least, and for all trips of each tile, from the least that the parameter's
 expression proves, in every order that PTX allows: no agent waits for ever; each arrival and each
 landing byte counts for the phase that it names, and each wait passes with the phase that it names;
-no two accesses to a cell of shared memory, one of them a write, and no access to a register and a
-product that holds it, are unordered; each read of index x finds in its cells what was written at x
-last, and no sums of a product are written over before they are read; what the generic proxy did is
-fenced before the asynchronous one comes; and nothing is under way when the agents end.*
+no two accesses to a cell of shared or tensor memory, one of them a write, and no access to a
+register and a product or load that holds it, are unordered; each read of index x finds in its cells
+what was written at x last, and no sums of a product are written over before they are read; what the
+generic proxy did is fenced before the asynchronous one comes, and what was done in tensor memory
+before and after others are told; and nothing is under way when the agents end.*
 
 It says nothing of numbers, of which cells of global memory are written, of resources and of times.
 
@@ -20,11 +21,12 @@ on the path, at each node what the certificate claims is true: at the start the 
 and at each node it executes each event once from what is claimed, relative to the counters, and
 asks that all claims of all successors follow (``follows``).  A claim says less than what is true,
 and knowing less is refused more (*monotonicity*: every rule asks that a lag is at least some
-number, and lags change by joins and by shifts alone).  A guard is decided at all counters of a
-node, or the term is not certified.  So the rules hold at every event of this order, and by the
-*order lemma* of every other: in another order take the first event at which a barrier does
-otherwise; E and A say that the agent knows the phase before to be over, so it lies before, where
-nothing differs yet.  Two events that conflict are ordered, since the second knows the first.
+number, and lags change by joins, by shifts, and by being lowered where something is done anew).  A
+guard is decided at all counters of a node, or the term is not certified.  So the rules hold at
+every event of this order, and by the *order lemma* of every other: in another order take the first
+event at which a barrier does otherwise; E and A say that the agent knows the phase before to be
+over, so it lies before, where nothing differs yet.  Two events that conflict are ordered, since
+the second knows the first.
 
 What has to be believed besides, and a test for each lemma: ``docs/proof.md``.
 
@@ -104,7 +106,7 @@ def executed(protocol: Protocol, at: Position, near: int, far: int, claim: Invar
     """
     part, done, left, tile = at
     whole = (done, MANY if done == near else done), (left, MANY if left > far else left)
-    after = Execution(protocol, Situation(part, *whole, tile), claim.copy()).run()
+    after = Execution(protocol, Situation(part, *whole, tile), claim).run()
     kind = {"loop": "step", "tail": "tile"}.get(part)
     return advanced(protocol, after, kind, tile) if kind else after
 

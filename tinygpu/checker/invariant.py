@@ -10,10 +10,9 @@
     holds     of each slot which index it holds, which cells of that were written, and in which are
               sums of products that nobody has read yet
 
-A lag t in the column of an action says that all its turns up to t turns from now (0: this one, if
-it was done) are known; in the column of a residue the same of those turns, or phases, whose index
-has that residue.  Lags are prefix closed, so that more of a lag is more knowledge, and of two
-clocks the join is the greater lag in each column.
+A lag t in a column says that all that was done so far at indices up to t of its residue is known,
+ALL that all is.  Whatever is done anew lowers what all know of it, so a lag is about the past
+alone.  More of a lag is more knowledge; of two clocks the join is the greater lag in each column.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from tinygpu.checker.protocol import NONE, Clock, Protocol, moved
+from tinygpu.checker.protocol import ALL, NONE, Clock, Protocol, moved
 
 __all__ = ["LEAST", "Contents", "Counts", "Held", "Invariant", "advanced", "follows"]
 
@@ -64,7 +63,7 @@ class Invariant:
     @staticmethod
     def first(protocol: Protocol) -> Invariant:
         """Return what is true before the first statement."""
-        start = protocol.beginning()
+        start = np.full(len(protocol.names), ALL, np.int32)
         every = np.tile(start, (len(protocol.actors), 1))
         return Invariant(
             known=every,
@@ -82,15 +81,27 @@ class Invariant:
             holds=[[None] * ring.stages for ring in protocol.rings],
         )
 
-    def copy(self) -> Invariant:
-        """Return one that may be changed."""
-        return replace(
-            self, known=self.known.copy(), own=self.own.copy(),
-            messages={at: clock.copy() for at, clock in self.messages.items()},
+    def copy(self, more: int) -> tuple[Invariant, Clocks, int]:
+        """Return one that may be changed, the array of its clocks and how many rows it has.
+
+        The array has ``more`` rows besides.
+        """
+        parts = [self.known, self.own, *self.groups.values()]
+        parts += [message[None] for message in self.messages.values()]
+        ends = np.cumsum([len(part) for part in parts])
+        rows = int(ends[-1])
+        whole = np.empty((rows + more, self.known.shape[1]), np.int32)
+        np.concatenate(parts, out=whole[:rows])
+        known, own, *rest = np.split(whole[:rows], ends[:-1])
+        messages = [message[0] for message in rest[len(self.groups) :]]
+        found = replace(
+            self, known=known, own=own,
+            messages=dict(zip(self.messages, messages, strict=True)),
             open=[list(x) for x in self.open], counts=dict(self.counts),
-            groups={at: clocks.copy() for at, clocks in self.groups.items()},
+            groups=dict(zip(self.groups, rest, strict=False)),
             touched=list(self.touched), holds=[list(x) for x in self.holds],
         )  # fmt: skip
+        return found, whole, rows
 
 
 def advanced(protocol: Protocol, state: Invariant, kind: str, tile: int) -> Invariant:
@@ -98,8 +109,10 @@ def advanced(protocol: Protocol, state: Invariant, kind: str, tile: int) -> Inva
     source, less = protocol.moves[kind, tile]
 
     def clock(old: Clocks) -> Clocks:
-        found = old[..., source] - less
+        here = np.take(old, source, axis=-1)
+        found = here - less
         found[found < LEAST] = NONE
+        found[here >= ALL] = ALL
         return found
 
     messages, counts, opened = {}, {}, []

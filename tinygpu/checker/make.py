@@ -12,7 +12,7 @@ import numpy as np
 from tinygpu.checker.check import START, Certificate, Position, executed, successors
 from tinygpu.checker.invariant import Clocks, Contents, Held, Invariant, follows
 from tinygpu.checker.outcome import RefusedError, Ruling, UncertifiedError, refuse
-from tinygpu.checker.protocol import NONE, PARTS, Protocol
+from tinygpu.checker.protocol import ALL, NONE, PARTS, Protocol
 from tinygpu.term.program import Program
 
 __all__ = ["certified"]
@@ -99,17 +99,7 @@ def _floor(protocol: Protocol) -> Clocks:
 
     Too high a floor only makes the search fail.
     """
-    asked = np.minimum(protocol.prior, -1)
-    for ring in protocol.rings:
-        for _, one in ring.references:
-            for lags in (one.conflicts.now, one.conflicts.before):
-                np.minimum.at(asked, one.conflicts.columns, np.where(lags > NONE, lags, 0))
-        for _, one in ring.references:  # what is asked of one residue was another's a step ago
-            for columns in (one.columns, one.fenced):
-                asked[columns] = asked[columns].min(initial=0)
-    for fences in protocol.fenced:
-        for column, fenced, _ in fences:
-            asked[column] = min(asked[column], asked[fenced])
+    asked = np.full(len(protocol.names), ALL)
     for barrier in protocol.barriers:
         every = [offset for _, offset in (*barrier.waits, *barrier.arrivals)]
         least = min(every, default=0) - max(every, default=0) - 2 * barrier.stages

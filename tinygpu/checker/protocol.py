@@ -21,18 +21,17 @@ barrier of a CTA) has a *pace*: by how much its indices move with each step, eac
 that its copy takes.  It is the same for all that touch it, so that an index less what its ring has
 moved, the *offset*, is the same at each turn.
 
-**Columns.**  A clock has a column for each fact that somebody may ask for: an action is done, an
-action's writes and reads are behind a proxy fence of its thread, a load has landed (by residue of
-its index), a phase of a barrier is over (by residue).
+**Columns.**  A clock has a column for each fact that somebody may ask for, and for each residue of
+its index: an action is done, its accesses are behind a fence of its thread, a phase of a barrier
+is over.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache, partial
 from itertools import product
-from math import lcm, prod
+from math import inf, lcm, prod
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -40,7 +39,15 @@ from numpy.typing import NDArray
 
 from tinygpu.checker.cells import box, placed, sound_storage
 from tinygpu.checker.outcome import refuse, uncertified
-from tinygpu.checker.table import GROUPS, Entry, entry_of, require_fields, require_types
+from tinygpu.checker.table import (
+    ALIGNED,
+    ARRIVALS,
+    GROUPS,
+    Entry,
+    entry_of,
+    require_fields,
+    require_types,
+)
 from tinygpu.term.expression import Apply, Constant, Expression, Value
 from tinygpu.term.program import (
     Access,
@@ -62,15 +69,16 @@ from tinygpu.term.program import (
     WaitGroup,
     When,
     each,
+    walk,
 )
 
 __all__ = [
+    "ALL",
     "NONE",
     "PARTS",
     "Action",
     "Actor",
     "Image",
-    "Needs",
     "PacedRing",
     "Phased",
     "Protocol",
@@ -79,8 +87,8 @@ __all__ = [
 
 Part = Literal["start", "head", "loop", "tail", "end"]
 PARTS: tuple[Part, ...] = ("start", "head", "loop", "tail", "end")
-NONE = -1_000_000
-"""A lag below all others: nothing is known."""
+NONE, ALL = -1_000_000, 1_000_000
+"""Lags below and above all others: nothing is known, and all that was done so far."""
 _MOST = 10_000
 """No offset and no pace is more."""
 Clock = NDArray[np.int32]
@@ -120,6 +128,7 @@ class Actor:
     copy: int
     first: int
     count: int
+    env: Mapping[str, int]
 
     def __str__(self) -> str:
         return self.name
@@ -150,7 +159,8 @@ class PacedRing:
 class Phased:
     """A barrier of a CTA; ``over``: the columns that say which phases are over, by residue.
 
-    ``used``: the residues of all phases that somebody names, at any counters.
+    ``used``: the residues of all phases that somebody names, at any counters.  ``waited`` and
+    ``arrived``: by residue, the columns of its waits and of its arrivals.
     """
 
     number: int
@@ -165,6 +175,8 @@ class Phased:
     waits: list[tuple[Action, int]] = field(default_factory=list)
     arrivals: list[tuple[Action, int]] = field(default_factory=list)
     counts_bytes: bool = False
+    waited: list[NDArray[np.intp]] = field(default_factory=list)
+    arrived: list[NDArray[np.intp]] = field(default_factory=list)
 
     @property
     def key(self) -> str:
@@ -177,37 +189,16 @@ class Phased:
         return any(action.actor.cta != self.cta for action, _ in self.arrivals)
 
 
-class Needs(NamedTuple):
-    """Which lags a clock needs, of actions, in columns; ``done``: if that is done, -1: always."""
-
-    actions: list[Action]
-    columns: NDArray[np.intp]
-    lags: Clock
-    done: NDArray[np.intp]
-
-
-class Premises(NamedTuple):
-    """What a reference has to know of actions, one in each place of the arrays.
-
-    That is the lag ``now`` in ``columns`` if the action was done at this turn of its part,
-    ``before`` if not yet; NONE: nothing.  ``gaps``: of an action of ``head``, by how much its index
-    was more when no step was done yet; else NONE; it is empty if all are.
-    """
-
-    actions: NDArray[np.intp]
-    columns: NDArray[np.intp]
-    now: Clock
-    before: Clock
-    gaps: Clock
-
-
-_NONE_YET = np.zeros(0, np.int32)
-_NOTHING = Premises(_NONE_YET.astype(np.intp), _NONE_YET.astype(np.intp), *[_NONE_YET] * 3)
+_NOTHING = np.zeros(0, np.intp)
 
 
 @dataclass(slots=True)
 class Reference:
-    """An access to a ring: which cells, at which offset.  ``adds``: the sums of a product."""
+    """An access to a ring: which cells, at which offset.  ``adds``: the sums of a product.
+
+    ``columns``, ``fenced``: what says, by residue, that it is done, and behind a fence.
+    ``conflicts``: the columns of all that conflicts with it, at its residue.
+    """
 
     ring: PacedRing
     offset: int
@@ -216,7 +207,7 @@ class Reference:
     adds: bool = False
     columns: list[int] = field(default_factory=list)
     fenced: list[int] = field(default_factory=list)
-    conflicts: Premises = _NOTHING
+    conflicts: NDArray[np.intp] = field(default_factory=lambda: _NOTHING)
 
     @property
     def mark(self) -> int:
@@ -239,34 +230,25 @@ class Action:
     references: list[Reference] = field(default_factory=list)
     told: list[tuple[Phased, int]] = field(default_factory=list)
     columns: list[int] = field(default_factory=list)
-    indexed: bool = False
-
-    @property
-    def lag(self) -> int:
-        """What its column says when this turn is done: 0, or its index."""
-        return self.told[0][1] if self.indexed else 0
+    again: NDArray[np.intp] = field(default_factory=lambda: _NOTHING)
 
     @property
     def mark(self) -> int:
-        """The column of this turn, of a wait or an arrival at another CTA; -1: none."""
-        if not self.columns:
-            return -1
+        """The column of this turn, of a wait or an arrival."""
         return self.columns[self.told[0][1] % len(self.columns)]
 
     @property
-    def turn(self) -> set[int]:
-        """The columns that are about this turn of its part."""
-        found = {self.mark} if self.columns else set()
-        for one in self.references:
-            for columns in (one.columns, one.fenced):
-                found |= {columns[one.offset % one.ring.stages]} if columns else set()
-        return found
+    def done(self) -> str:
+        """When it is done; an arrival after products is as they are."""
+        if self.entry is not None:
+            return self.entry.done
+        after = isinstance(self.statement, Arrive) and self.statement.after
+        return "committed" if after else "now"
 
     @property
-    def marks(self) -> list[int]:
-        """All columns that it has."""
-        own = [c for one in self.references for c in (*one.columns, *one.fenced)]
-        return sorted({*self.columns, *own})
+    def touched(self) -> list[int]:
+        """The columns of its accesses."""
+        return sorted({c for one in self.references for c in one.columns})
 
     def __str__(self) -> str:
         return f"{self.actor}: {self.statement} [{self.part}{_at(self.site)}]"
@@ -326,7 +308,10 @@ class Protocol:
         if len(trips) > 1:
             uncertified(f"loops to {' and '.join(sorted(trips))}")
         for name in trips:
-            return name, max(0, least_of(self.program, name))
+            least = least_of(self.program, name)
+            if least < 0:
+                uncertified(f"{name} may be below 0, as far as is known")
+            return name, int(least)
         return "", 0
 
     def _actors(self) -> Iterator[Actor]:
@@ -337,12 +322,14 @@ class Protocol:
             where = f"@{'.'.join(map(str, cta))}" if len(ctas) > 1 else ""
             for role in self.program.roles:
                 threads = int(role.threads)
+                here = dict(zip((name for name, _ in self.program.cluster), cta, strict=True))
                 splits = threads > 1 and any(isinstance(s, Elect) for s in each(role.body))
                 for copy in range(int(role.copies)):
+                    env = {**here, role.copy: copy} if role.copy else here
                     team = f"{role.name}{copy if int(role.copies) > 1 else ''}{where}"
                     parts = ((team, 0, 1), (f"{team}'s others", 1, threads - 1))
                     for name, first, count in parts if splits else ((team, 0, threads),):
-                        yield Actor(number, name, team, cta, role, copy, first, count)
+                        yield Actor(number, name, team, cta, role, copy, first, count, env)
                         number += 1
 
     def _cut(self, actor: Actor) -> None:
@@ -366,6 +353,9 @@ class Protocol:
                     bodies[place[0]].append((here, s))
                 elif isinstance(s, Elect):
                     if actor.first == 0:
+                        go(s.body, here)
+                elif isinstance(s, When) and (low := _decided(s, actor.env)) is not None:
+                    if low:
                         go(s.body, here)
                 elif isinstance(s, ForTile):
                     if "tile" in scope:
@@ -421,10 +411,6 @@ class Protocol:
         """Say whether an agent takes the tiles of a residue."""
         first, step = self.tiles_of[actor.number]
         return residue % step == first
-
-    def takes_every(self, actor: Actor) -> int:
-        """Return which share of the tiles an agent takes: 2 for every second one."""
-        return self.tiles_of[actor.number][1]
 
     # Rings.
 
@@ -496,27 +482,35 @@ class Protocol:
     def _columns(self) -> None:
         """Give each fact a column, with how it moves with a step and with a tile."""
         self.names: list[str] = []
-        self.rules: list[tuple[Action | None, PacedRing | Phased | None, int, str]] = []
+        self.rules: list[tuple[Action | None, PacedRing | Phased, int, str]] = []
         for ring in self.rings:
-            ring.through = any(_proxy(a) == "async" for a, _ in ring.references)
+            smem = ring.buffer.level == "smem"
+            ring.through = smem and any(_proxy(a) == "async" for a, _ in ring.references)
         for action in self.actions:
             name = f"{action.actor}: {_path(action.site)}"
             s = action.statement
             if isinstance(s, Wait | Arrive):
                 place, _ = action.told[0]
                 far = any(place.cta != action.actor.cta for place, _ in action.told)
-                if isinstance(s, Wait) or far or not place.counts_bytes:
-                    plain = not place.pace.tile and not place.pace.turn and place.pace.step
-                    if action.part == "tail" and plain and self.least:
-                        action.indexed = True
+                late = far or action.done == "committed"
+                if isinstance(s, Wait) or late or not place.counts_bytes:
                     action.columns = self._by_residue(name, action, place)
             elif action.entry is not None:
                 self._columns_of(action, action.entry, name)
         for barrier in self.barriers:
-            barrier.over = [
-                self._column(f"{barrier.name}{_cta(barrier.cta)} over {r}", None, barrier, r)
-                for r in range(barrier.stages)
-            ]
+            barrier.over = self._by_residue("phases", None, barrier, "over")
+            for kind, some in (("waited", barrier.waits), ("arrived", barrier.arrivals)):
+                told = [action.columns for action, _ in some if action.columns]
+                found = np.array(told, np.intp).reshape(-1, barrier.stages).T
+                setattr(barrier, kind, list(found))
+        for action in self.actions:
+            again = {
+                columns[one.offset % one.ring.stages]
+                for one in action.references
+                for columns in (one.columns, one.fenced)
+                if columns
+            }
+            action.again = np.array(sorted(again), np.intp)
 
     def _columns_of(self, action: Action, entry: Entry, name: str) -> None:
         """Give columns to what may be asked of an instruction; a product's are its warpgroup's."""
@@ -526,65 +520,34 @@ class Protocol:
             if private and entry.done == "now":
                 continue
             ring = one.ring
-            key: tuple[Any, ...] = ("columns", who, action.part, action.site)
-            if self._residues(action, ring):
-                alike = (ring.stages, ring.pace, one.offset % ring.stages)
-                key = (*key, *((ring.number,) if entry.done == "landed" else alike))
+            alike: tuple[Any, ...] = (ring.stages, ring.pace, one.offset % ring.stages)
+            if entry.done == "landed" or ring.stages == 1:
+                alike = (ring.number,) if entry.done == "landed" else ()
+            key = ("columns", who, action.part, action.site, *alike)
             one.columns = self._shared(key, name, action, ring)
-            if ring.through and entry.proxy == "generic" and not private:
-                one.fenced = self._shared((*key, "fenced"), f"{name} fenced", action, ring)
+            generic = ring.through and entry.proxy == "generic" and not private
+            if generic or (ring.buffer.level == "tmem" and entry.done == "taken"):
+                one.fenced = self._shared((*key, "fenced"), name, action, ring, "fenced")
 
     def _shared(
-        self, key: tuple[Any, ...], name: str, action: Action, ring: PacedRing
+        self, key: tuple[Any, ...], name: str, action: Action, ring: PacedRing, what: str = ""
     ) -> list[int]:
         """Return the columns of a key, as many as a ring has stages."""
         if key not in self._known:
-            self._known[key] = self._by_residue(name, action, ring)
+            self._known[key] = self._by_residue(name, action, ring, what)
         columns: list[int] = self._known[key]
-        return columns if self._residues(action, ring) else columns[:1] * ring.stages
+        return columns
 
-    def _residues(self, action: Action, ring: PacedRing | Phased) -> bool:
-        """Say whether what is known of an action is known by residue of its index.
-
-        It is not where each turn is known with all turns before it: it is of loads, which land in
-        any order, and of who skips tiles, of whom nobody knows how many steps ago the last was.
-        """
-        landing = action.entry is not None and action.entry.done == "landed"
-        return (
-            action.indexed
-            or landing
-            or (self.takes_every(action.actor) > 1 and bool(ring.pace.step))
-        )
-
-    def _by_residue(self, name: str, action: Action, ring: PacedRing | Phased) -> list[int]:
-        """Return new columns of a reference, or of a wait."""
-        if not self._residues(action, ring):
-            return [self._column(name, action, None, 0)] * ring.stages
-        where = _cta(ring.cta) if ring.cta != action.actor.cta else ""
-        return [
-            self._column(f"{name} at {ring.name}{where} {r}", action, ring, r)
-            for r in range(ring.stages)
-        ]
-
-    def _column(
-        self, name: str, action: Action | None, ring: PacedRing | Phased | None, residue: int
-    ) -> int:
-        self.names.append(name)
-        self.rules.append((action, ring, residue, "fenced" if name.endswith("fenced") else ""))
-        return len(self.names) - 1
-
-    def beginning(self) -> Clock:
-        """Return what all know at the start: of what never was, all."""
-        found = np.full(len(self.names), -1, np.int32)
-        for barrier in self.barriers:
-            for r, column in enumerate(barrier.over):
-                found[column] = r - barrier.stages
-        for action in self.actions:
-            if action.indexed:  # its index is at least one step more than its offset
-                (place, offset), *_ = action.told
-                for r, column in enumerate(action.columns):
-                    found[column] = offset - (offset - r) % place.stages
-        return found
+    def _by_residue(
+        self, name: str, action: Action | None, ring: PacedRing | Phased, what: str = ""
+    ) -> list[int]:
+        """Return new columns, one for each residue of an index."""
+        here = None if action is None else action.actor.cta
+        where = _cta(ring.cta) if ring.cta != here else ""
+        for r in range(ring.stages):
+            self.names.append(f"{name} at {ring.name}{where} {r} {what}".strip())
+            self.rules.append((action, ring, r, what))
+        return list(range(len(self.names) - ring.stages, len(self.names)))
 
     def _moves(self) -> None:
         """Say from which column each takes its lag with a step or a tile, less how much."""
@@ -593,14 +556,10 @@ class Protocol:
             for tile in range(self.period):
                 source = np.arange(len(self.names))
                 less = np.zeros(len(self.names), np.int32)
-                for column, (action, ring, residue, _) in enumerate(self.rules):
-                    by = 0 if ring is None else moved(ring, kind, tile)
-                    if ring is not None:  # the columns of its residues are neighbours
-                        source[column] += (residue + by) % ring.stages - residue
-                    if action is None or action.indexed:
-                        less[column] = by
-                    else:
-                        less[column] = int(_counter(action.part) == kind)
+                for column, (_, ring, residue, _) in enumerate(self.rules):
+                    by = moved(ring, kind, tile)  # the columns of its residues are neighbours
+                    source[column] += (residue + by) % ring.stages - residue
+                    less[column] = by
                 self.moves[kind, tile] = (source, less)
 
     def _used(self) -> None:
@@ -622,42 +581,33 @@ class Protocol:
                 most = int(s.pending) if isinstance(s, WaitGroup) else 0
                 key = (number, GROUPS.get(s.group, s.group))
                 self.groups[key] = max(self.groups.get(key, 0), most)
-            elif action.entry is not None and action.entry.done in GROUPS.values():
-                self.groups.setdefault((number, action.entry.done), 0)
-            if action.entry is not None and action.entry.done == "multiplied":
+            elif action.done in GROUPS.values():
+                self.groups.setdefault((number, action.done), 0)
+            if action.entry is not None and action.entry.tensor:
+                self.groups[number, "after"] = -1  # one clock: what it comes after
+            if action.done == "multiplied":
                 own = (r.ring for r in action.references if r.ring.buffer.level == "registers")
                 self.sums[number].update(ring.number for ring in own)
         self._lists()
 
     def _lists(self) -> None:
-        """List the columns of each part, of each agent's fences and products.
-
-        Also which actions are past when a part begins.
-        """
-        parts: dict[Part, set[int]] = {part: set() for part in PARTS}
-        fences: list[set[tuple[int, int, bool]]] = [set() for _ in self.actors]
+        """List the columns of each agent's fences, products, and of what it commits."""
+        fences: list[set[tuple[int, int, bool, str]]] = [set() for _ in self.actors]
         products: list[set[int]] = [set() for _ in self.actors]
+        committed: list[set[int]] = [set() for _ in self.actors]
         for action in self.actions:
-            parts[action.part].update(() if action.indexed else action.marks)
             for one in action.references:
                 each_ = action.entry is not None and action.entry.issuer == "thread"
                 pairs = zip(one.columns, one.fenced, strict=False)
-                fences[action.actor.number].update((c, f, each_) for c, f in pairs)
-                if action.entry is not None and action.entry.done == "multiplied":
+                kind = "before" if one.ring.buffer.level == "tmem" else "proxy"
+                fences[action.actor.number].update((c, f, each_, kind) for c, f in pairs)
+                if action.done == "multiplied":
                     products[action.actor.number].update(one.columns)
-        self.past = {
-            part: np.array([
-                a.part != part and a.part in ("start", *(["head"] * (part in ("loop", "tail"))))
-                for a in self.actions
-            ], bool)
-            for part in PARTS
-        }  # fmt: skip
-        self.indexed = [action for action in self.actions if action.indexed]
-        whole = np.intp
-        self.columns = {part: np.array(sorted(some), whole) for part, some in parts.items()}
+            if action.done == "committed":
+                committed[action.actor.number].update([*action.columns, *action.touched])
         self.fenced = [sorted(some) for some in fences]
-        self.products = [np.array(sorted(some), whole) for some in products]
-        self.prior = np.array([self._prior(c) for c in range(len(self.names))], np.int32)
+        self.products = [np.array(sorted(some), np.intp) for some in products]
+        self.committed = [np.array(sorted(some), np.intp) for some in committed]
 
     # Images.
 
@@ -712,14 +662,12 @@ class Protocol:
         kinds: dict[tuple[Any, ...], int] = {}
         rows = []
         for action, ring, residue, what in self.rules:
-            name = "" if ring is None else ring.key
             a = None if action is None else action.actor
             role, copy = ("", 0) if a is None else (a.role.name, a.copy)
             site = () if a is None or action is None else (a.first, action.part, action.site)
-            places = [one.cta for one in (a, ring) if one is not None]
-            kind = (role, site, name, residue, what)
+            kind = (role, site, ring.key, residue, what)
             number = kinds.setdefault(kind, len(kinds))
-            rows.append((number, role, copy, places[0], places[-1]))
+            rows.append((number, role, copy, ring.cta if a is None else a.cta, ring.cta))
         parts = list(zip(*rows, strict=True)) or [()] * 5
         shape = (len(rows), len(self.program.cluster))
         return (
@@ -736,157 +684,45 @@ class Protocol:
         """Find what each reference to memory has to know of the others of its ring."""
         for ring in self.rings:
             others = ring.references
-            if ring.buffer.level == "registers":  # a thread's own, in its order, but for products
-                others = [pair for pair in others if _done(pair[0]) == "multiplied"]
+            if ring.buffer.level == "registers":  # a thread's own, in its order, if done now
+                others = [pair for pair in others if pair[0].done != "now"]
             if others:
                 self._conflicts_of(ring, others)
 
     def _conflicts_of(self, ring: PacedRing, others: list[tuple[Action, Reference]]) -> None:
-        """Note what each reference of a ring has to know of the earlier ones of ``others``."""
+        """Note the columns of all ``others`` that each reference of a ring conflicts with.
+
+        A warp's statement writes the cells of all its threads together, for each of its agents.  A
+        thread's copy to tensor memory is done before products that it issues later.
+        """
         mine, stages = ring.references, ring.stages
         first, second = _meeting(mine, others)
-        now, last, gaps = self._turns(ring, mine, others, first, second)
-        one, two = (np.array([a.number for a, _ in some], np.intp) for some in (mine, others))
-        now = np.where(one[first] == two[second], last, now)
         sites: dict[Any, int] = {}
-        here, there = (
-            np.array([sites.setdefault((a.actor.team, a.site), len(sites)) for a, _ in some])
-            for some in (mine, others)
-        )
-        # a warp's statement writes the cells of all its threads together, for each of its agents
-        apart = (here[first] == there[second]) & (one[first] != two[second])
-        apart &= np.array([r.write and _issuer(a) == "warp" for a, r in mine])[first]
-        apart &= np.array([r.write for _, r in others])[second]
-        now = np.where(apart, NONE, now)
-        none = [-1] * stages
-        done = np.array([two.columns or none for _, two in others], np.intp)
-        fenced = np.array([two.fenced or none for _, two in others], np.intp)
-        through = np.array([_proxy(a) == "async" for a, _ in mine])[first]
-        through &= np.array([_proxy(a) == "generic" for a, _ in others])[second]
-        varies = np.array([self.step_of(ring, a.part) is None for a, _ in others])[second]
-        residue = np.array([r.offset % stages for _, r in mine])[first]
-        found = []
-        for stage in range(stages):
-            column = np.where(through, fenced[second, stage], done[second, stage])
-            new = stage == 0 or done[second, stage] != done[second, stage - 1]
-            asked = np.where(varies, new, residue == stage) & (np.maximum(now, last) > NONE)
-            rows = (first, two[second], column, now, last, gaps)
-            found.append(np.array([row[asked] for row in rows]))
-        every = np.concatenate(found, axis=1)
-        every = every[:, np.lexsort(every[2::-1])]
-        ends = np.searchsorted(every[0], np.arange(len(mine) + 1))
-        for (_, reference), start, end in zip(mine, ends[:-1], ends[1:], strict=True):
-            actions, columns, now_, before, gaps_ = every[1:, start:end]
-            kept = gaps_ if gaps_.max(initial=NONE) > NONE else gaps_[:0]
-            reference.conflicts = Premises(actions, columns, now_, before, kept)
-
-    def _turns(
-        self, ring: PacedRing, mine: list[tuple[Action, Reference]],
-        others: list[tuple[Action, Reference]], first: NDArray[np.intp], second: NDArray[np.intp],
-    ) -> NDArray[np.int64]:  # fmt: skip
-        """Return of each pair of references which turns conflict: now, before, gap."""
-        kinds: dict[tuple[Part, int, int], int] = {}
-        one, two = (
+        (here, one, alone), (there, two, _) = (
             np.array([
-                kinds.setdefault((a.part, r.offset, self.takes_every(a.actor)), len(kinds))
+                (sites.setdefault((a.actor.team, a.site), len(sites)), a.number,
+                 r.write and _issuer(a) == "warp")
                 for a, r in some
-            ])
+            ]).T
             for some in (mine, others)
         )  # fmt: skip
-        codes, which = np.unique(one[first] * len(kinds) + two[second], return_inverse=True)
-        names, rows, latest = list(kinds), [], cache(partial(self._latest, ring))
-        for code in codes.tolist():
-            part, offset, _ = names[code // len(kinds)]
-            other, at, every = names[code % len(kinds)]
-            now, before = (
-                latest(other, every, at - offset, last, same=part == other) for last in (0, -1)
-            )
-            still = self.step_of(ring, other) is None and not (ring.pace.tile or ring.pace.turn)
-            gap = at - offset if still and other == "head" != part else None
-            rows.append([NONE if n is None else n for n in (now, before, gap)])
-        return np.array(rows, np.int64).reshape(-1, 3)[which].T
-
-    def step_of(self, ring: PacedRing | Phased, part: Part) -> int | None:
-        """Return by how much an index of a part moves from turn to turn; None: it varies."""
-        key = ("step", type(ring), ring.number, part)
-        if key not in self._known:
-            step, tile, turn = (n or 0 for n in ring.pace)
-            moves, counter = {"step": step, "tile": tile + turn}, _counter(part)
-            varies = any(n for name, n in moves.items() if name != counter)
-            self._known[key] = None if varies else moves.get(counter, 0)
-        found: int | None = self._known[key]
-        return found
-
-    def index(self, ring: PacedRing, part: Part, lag: int) -> int:
-        """Return how far the index moves from this turn of a part to ``lag`` turns on."""
-        _, tile, turn = (n or 0 for n in ring.pace)
-        if _counter(part) == "tile":
-            return tile * lag + turn * (lag // ring.takes[1])
-        return (self.step_of(ring, part) or 0) * lag
-
-    def _latest(
-        self, ring: PacedRing, part: Part, every: int, by: int, last: int, *, same: bool
-    ) -> int | None:
-        """Return the last turn of a part, up to ``last``, at which a slot was touched.
-
-        By who takes one of ``every`` tiles, at an offset that is ``by`` more; ``same``: who touches
-        the slot now stands in the same part.
-        """
-        if self.step_of(ring, part) is None:
-            return -1 if last == 0 and same and by % ring.stages else last
-        for lag in range(last, last - ring.stages * every, -1):
-            skipped = ring.pace.turn and _counter(part) == "tile" and lag % every
-            if not skipped and (by + self.index(ring, part, lag)) % ring.stages == 0:
-                return lag
-        return None
-
-    def asked(self, barrier: Phased, x: int, *, waits: bool) -> Needs:
-        """Return what a clock has of the waits for a phase, or else of the arrivals at it.
-
-        A turn that is not yet due counts once it is done.
-        """
-        key = ("asked", barrier.number, x, waits)
-        if key not in self._known:
-            always: list[tuple[Action, int, int]] = []
-            done: list[tuple[Action, int, int]] = []
-            for action, offset in barrier.waits if waits else barrier.arrivals:
-                by = self.step_of(barrier, action.part)
-                residue = action.columns[x % barrier.stages]
-                if action.indexed:
-                    always.append((action, residue, x))
-                elif by:
-                    turn, rest = divmod(x - offset, by)
-                    if not rest and turn <= 0:
-                        (done if turn == 0 else always).append((action, residue, turn))
-                elif by is None or offset == x:
-                    for column in sorted({*action.columns}):
-                        always.append((action, column, -1))
-                        done.append((action, column, 0))
-            every = (*always, *done)
-            numbers = [action.number for action, _, _ in done]
-            self._known[key] = Needs(
-                [action for action, _, _ in every],
-                np.array([column for _, column, _ in every], np.intp),
-                np.array([lag for _, _, lag in every], np.int32),
-                np.array([*(-1 for _ in always), *numbers], np.intp),
-            )
-        found: Needs = self._known[key]
-        return found
-
-    def _prior(self, column: int) -> int:
-        """Return the last turn before this one that a column is about; -1 if that varies."""
-        action, ring, residue, _ = self.rules[column]
-        if action is None or ring is None or action.indexed or not self.step_of(ring, action.part):
-            return -1
-        (offset,) = {n for place, n in action.told if place is ring} or {
-            one.offset for one in action.references if one.ring is ring and column in one.columns
-        }
-        if _counter(action.part) != "step":
-            return -1
-        for lag in range(-1, -1 - ring.stages, -1):
-            if (offset + (ring.pace.step or 0) * lag - residue) % ring.stages == 0:
-                return lag
-        return -1
+        writes = np.array([r.write for _, r in others])[second] & (alone[first] > 0)
+        kept = ~(writes & (here[first] == there[second]) & (one[first] != two[second]))
+        adds = np.array([a.actor.number if _is(a, "adds") else -1 for a, _ in mine])
+        copies = np.array([a.actor.number if _is(a, "ahead") else -2 for a, _ in others])
+        kept &= adds[first] != copies[second]
+        first, second = first[kept], second[kept]
+        none = [-1] * stages
+        done = np.array([r.columns or none for _, r in others], np.intp)
+        fenced = np.array([r.fenced or none for _, r in others], np.intp)
+        through = np.array([_proxy(a) == "async" for a, _ in mine])[first]
+        through &= np.array([bool(r.fenced) for _, r in others])[second]
+        residue = np.array([r.offset % stages for _, r in mine])[first]
+        column = np.where(through, fenced[second, residue], done[second, residue])
+        assert (column >= 0).all()
+        ends = np.searchsorted(first, np.arange(len(mine) + 1))
+        for (_, reference), start, end in zip(mine, ends[:-1], ends[1:], strict=True):
+            reference.conflicts = np.unique(column[start:end])
 
 
 def _meeting(
@@ -894,7 +730,7 @@ def _meeting(
 ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """Return the places of pairs that touch one cell, of which one writes.
 
-    But for sums of products of one shape, which PTX adds in order.
+    But for one agent's products of one shape with the same sums, which PTX adds in order.
     """
     cells: dict[int, int] = {}
     shapes: dict[Any, int] = {}
@@ -902,7 +738,8 @@ def _meeting(
     def numbered(pair: tuple[Action, Reference]) -> tuple[int, int, int]:
         (action, one), shape = pair, -1
         if one.adds and isinstance(action.statement, Do):
-            key = (_done(action), action.statement.values, action.statement.write.value)
+            to = action.statement
+            key = (action.done, action.actor.number, to.values, to.write.value, one.cells)
             shape = shapes.setdefault(key, len(shapes))
         return cells.setdefault(one.cells, len(cells)), one.write, shape
 
@@ -915,16 +752,12 @@ def _meeting(
     return first, second
 
 
-def _counter(part: Part) -> str:
-    return {"loop": "step", "head": "tile", "tail": "tile"}.get(part, "")
-
-
 def _issuer(action: Action) -> str:
     return "" if action.entry is None else action.entry.issuer
 
 
-def _done(action: Action) -> str:
-    return "" if action.entry is None else action.entry.done
+def _is(action: Action, what: str) -> bool:
+    return bool(getattr(action.entry, what, False))
 
 
 def _proxy(action: Action) -> str:
@@ -949,30 +782,63 @@ def moved(ring: PacedRing | Phased, kind: str, tile: int) -> int:
     return (ring.pace.tile or 0) + (ring.pace.turn or 0) * mine
 
 
-def least_of(program: Program, name: str) -> int:
-    """Return what a size, or a parameter by its expression, is at least."""
+def least_of(program: Program, name: str) -> float:
+    """Return what a size, a parameter or a tile value is at least; -inf: that is not known.
+
+    A tile value has one expression, of the tile and of what is the same in all CTAs of a cluster.
+    """
     known = dict(program.parameters)
-    if name in program.operation.axes:
-        return 1
+    grid = {axis.var for axis in program.grid}
+    for s, _ in walk(program):
+        for value, expression in s.values if isinstance(s, ForTile) else ():
+            if known.setdefault(value, expression) != expression:
+                uncertified(f"{value} is another number in another loop over tiles")
     if name not in known:
         uncertified(f"trips {name}, no size and no parameter")
+    axes, own = program.operation.axes, {axis for axis, _ in program.cluster}
+    own |= {role.copy for role in program.roles}
 
-    def least(e: Expression) -> int:
+    def least(e: Expression) -> float:
         match e:
             case Constant(number) if number == int(number):
                 return int(number)
-            case Value(inner) if inner in program.operation.axes or inner in known:
-                return least_of(program, inner)
+            case Value(inner) if inner in own:
+                uncertified(f"{name} depends on {inner}")
+            case Value(inner) if inner in known:
+                return least(known[inner])
+            case Value(inner) if inner in axes or inner in grid:
+                return int(inner in axes)
             case Apply("ceildiv", (top, Constant(n))) if n > 0:
-                return -(-least(top) // int(n))
+                found = least(top)
+                return -(-found // int(n)) if found > -inf else found
             case Apply("add" | "mul" | "max" | "min" as how, parts):
                 every = [least(p) for p in parts]
-                if how != "mul" or all(n >= 0 for n in every):
-                    fold: Any = {"add": sum, "mul": prod, "max": max, "min": min}[how]
-                    return int(fold(every))
-        return uncertified(f"{name} = {known[name]}: its least value")
+                if how == "mul" and min(every) < 0:
+                    return -inf
+                fold: Any = {"add": sum, "mul": prod, "max": max, "min": min}[how]
+                found = fold(every)
+                return float(found)
+            case Apply(_, parts):
+                for part in parts:
+                    least(part)
+        return -inf
 
-    return least(known[name])
+    return least(Value(name))
+
+
+def aligned(s: Statement) -> bool:
+    """Say whether all threads of a warp have to execute a statement together."""
+    if isinstance(s, Do):
+        return bool(s.across) or s.instruction.issuer in ("warp", "warpgroup")
+    return getattr(s, "group", getattr(s, "kind", "")) in ALIGNED
+
+
+def _decided(when: When, env: Mapping[str, int]) -> bool | None:
+    """Say whether a guard on ranks, copies and constant loops holds; None: it is another."""
+    names = {name for name, _ in when.index.terms}
+    if isinstance(when.bound, str) or not names <= env.keys():
+        return None
+    return int(when.index.evaluate(dict(env))) < int(when.bound)
 
 
 class _Scope:
@@ -983,11 +849,7 @@ class _Scope:
     ) -> None:
         self.protocol, self.actor, self.loop = protocol, actor, loop
         program = protocol.program
-        self.env: dict[str, int] = dict(
-            zip((name for name, _ in program.cluster), actor.cta, strict=True)
-        )
-        if actor.role.copy:
-            self.env[actor.role.copy] = actor.copy
+        self.env = actor.env
         self.tile, self.turn = (tile.tile, tile.turn) if tile else ("", "")
         self.start, self.step = 0, 1
         if tile is not None:
@@ -1003,25 +865,33 @@ class _Scope:
 
     def actions(
         self, s: Statement, part: Part, path: tuple[int, ...], guards: tuple[Any, ...] = (),
-        values: tuple[tuple[str, int], ...] = (),
+        values: tuple[tuple[str, int], ...] = (), *, elected: bool = False,
     ) -> Iterator[Action]:  # fmt: skip
-        """Yield what a statement does: constant loops are unrolled."""
+        """Yield what a statement does: constant loops are unrolled.
+
+        ``elected``: one thread alone comes to it.
+        """
         env = {**self.env, **dict(values)}
         match s:
             case Elect(body):
                 if self.actor.first == 0:
                     for i, t in enumerate(body):
-                        yield from self.actions(t, part, (*path, i), guards, values)
+                        yield from self.actions(t, part, (*path, i), guards, values, elected=True)
             case When(index, bound, body):
-                more = self._guard(index, bound, env, part)
+                holds = _decided(s, env)
+                if holds is False:
+                    return
+                more = guards if holds else (*guards, self._guard(index, bound, env, part))
                 for i, t in enumerate(body):
-                    yield from self.actions(t, part, (*path, i), (*guards, more), values)
+                    yield from self.actions(t, part, (*path, i), more, values, elected=elected)
             case For(var, trips, body, _, start):
                 for n in range(int(start), int(trips)):
                     for i, t in enumerate(body):
                         inner = (*values, (var, n))
-                        yield from self.actions(t, part, (*path, i), guards, inner)
+                        yield from self.actions(t, part, (*path, i), guards, inner, elected=elected)
             case _:
+                if elected and aligned(s):
+                    refuse(f"issuers: {self.actor}: {s} by one thread of its warp")
                 yield from self._action(s, part, (*path, values), guards, env)
 
     def _action(
@@ -1038,6 +908,11 @@ class _Scope:
             ctas = [a.cta]
             if isinstance(s, Arrive) and s.to != "cta":
                 ctas = p.along(a.cta, s.to)
+            if isinstance(s, Arrive) and s.after:
+                if s.after not in ARRIVALS or s.barrier.named or int(s.bytes):
+                    uncertified(f"{made}: an arrival after {s.after}")
+                if a.count != 1:
+                    refuse(f"issuers: {made} by each of {a.count} threads; one commits")
             for cta in ctas:
                 self._tell(made, s.barrier, s.index, cta, env)
         elif isinstance(s, Exit):
@@ -1058,7 +933,16 @@ class _Scope:
         self, made: Action, barrier: Barrier, index: Affine, cta: tuple[int, ...],
         env: Mapping[str, int],
     ) -> None:  # fmt: skip
+        if barrier.home:
+            axes = [name for name, _ in self.protocol.program.cluster]
+            if barrier.home not in axes or barrier.named:
+                uncertified(f"{made}: no home {barrier.home}")
+            cta = tuple(0 if n == barrier.home else r for n, r in zip(axes, cta, strict=True))
         place = self.protocol.phased(barrier, cta)
+        if isinstance(made.statement, Wait) and place.cta != self.actor.cta:
+            refuse(f"deadlock: {made} waits for a barrier of another CTA")
+        if any(place is other for other, _ in made.told) and isinstance(made.statement, Arrive):
+            uncertified(f"{made} arrives at a home twice")
         pace, offset = self._place(index, env, made.part)
         self._agree(place, pace, made)
         made.told.append((place, offset))
@@ -1097,29 +981,36 @@ class _Scope:
             refuse(f"issuers: {a}: {s} by {whole} threads from {before} on, no warpgroup")
         if issuer == "warp" and (whole % 32 or before % 32):
             refuse(f"issuers: {a}: {s} by {whole} threads from {before} on, no whole warps")
-        if s.across and s.lanes is not None:
-            uncertified(f"{s}: a shuffle among some lanes")
+        if s.lanes is not None and (s.across or issuer == "warp"):
+            uncertified(f"{s}: by some lanes of a warp")
         if s.fresh is not None:
             made.fresh = self._linear(s.fresh, env, made.part)
         adds = made.entry.adds
+        ctas: list[tuple[int, ...] | None] = [None]
+        if made.entry.done == "committed" and s.multicast:  # a pair, which multiplies together
+            ctas = [*p.along(a.cta, s.multicast)]
+            if len(ctas) != 2 or any(cta is None or cta < a.cta for cta in ctas):
+                uncertified(f"{made}: products of {len(ctas)} CTAs, by {a}")
         for i, read in enumerate(s.reads):
             if isinstance(read, Access):
                 sums = adds and i == 2
                 if sums and read != s.write:
                     uncertified(f"{s} adds to other registers than it writes")
-                self._touch(made, s, read, env, write=False, adds=sums)
+                for cta in ctas:
+                    self._touch(made, s, read, env, write=False, adds=sums, cta=cta)
         if s.where is not None:
             self._touch(made, s, s.write, env, write=False, adds=False)
         if s.signal is None:
-            self._touch(made, s, s.write, env, write=True, adds=adds)
+            for cta in ctas:
+                self._touch(made, s, s.write, env, write=True, adds=adds, cta=cta)
             if made.entry.done == "landed":
                 refuse(f"balance: {made}: its bytes land at no barrier")
             return
         if made.entry.done != "landed":
             uncertified(f"{s}: a signal of what lands at no barrier")
-        for cta in p.along(a.cta, s.multicast):
-            self._touch(made, s, s.write, env, write=True, adds=False, cta=cta)
-            self._tell(made, *s.signal, cta, env)
+        for to in p.along(a.cta, s.multicast):
+            self._touch(made, s, s.write, env, write=True, adds=False, cta=to)
+            self._tell(made, *s.signal, to, env)
 
     def _touch(
         self, made: Action, s: Do, access: Access, env: Mapping[str, int], *, write: bool,
@@ -1136,7 +1027,7 @@ class _Scope:
             if p._known.get(("gmem", buffer.name, not write)):
                 uncertified(f"global memory {buffer.name} is read and written")
             return
-        if buffer.level not in ("smem", "registers"):
+        if buffer.level not in ("smem", "registers", "tmem"):
             uncertified(f"{buffer.name} in {buffer.level}")
         if buffer.home and write:
             axes = [name for name, _ in p.program.cluster]

@@ -10,10 +10,12 @@
     V  value      a read of index x finds x in its slot, and all cells that it takes are written;
                   sums of products are read before something is written over them
     P  proxy      who comes through the asynchronous proxy knows the fence of who came through the
-                  generic one; a product follows a wgmma.fence after what else touched its registers
+                  generic one; a wgmma follows a wgmma.fence after what else touched its registers;
+                  a tcgen05 instruction knows what its thread knew at its last fence::after alone
     G  groups     a wait leaves 0 groups or more pending
     X  exit       at its end an agent has waited for what it started; somebody waited for each
-                  load; what was sent to another CTA is known there
+                  load; what was sent to another CTA is known there, and to all of a CTA what was
+                  done in its tensor memory
 
 Which agent goes first is arbitrary: of two events that nothing orders, the one that is visited
 second does not know the first, and R refuses.
@@ -29,11 +31,11 @@ import numpy as np
 from tinygpu.checker.invariant import Contents, Invariant
 from tinygpu.checker.outcome import refuse, uncertified
 from tinygpu.checker.protocol import (
+    ALL,
     NONE,
     PARTS,
     Action,
     Actor,
-    Needs,
     Part,
     Phased,
     Protocol,
@@ -63,15 +65,16 @@ class Situation(NamedTuple):
 
 
 class Execution:
-    """Execute a node from an invariant, which is changed."""
+    """Execute a node from what is claimed of it."""
 
-    def __init__(self, protocol: Protocol, node: Situation, state: Invariant) -> None:
-        self.protocol, self.node, self.state = protocol, node, state
+    def __init__(self, protocol: Protocol, node: Situation, claim: Invariant) -> None:
+        self.protocol, self.node = protocol, node
         n = len(protocol.actors)
         self.todo = [[a for a in actions if self.runs(a)] for actions in protocol.todo[node.part]]
+        more = sum(len(action.told) for todo in self.todo for action in todo)
+        self.state, self.clocks, self.used = claim.copy(more)
         self.at = [0] * n
         self.begun = [-1] * n
-        self.done = protocol.past[node.part].copy()
         self.meeting: dict[Any, list[int]] = {}
         self.left = [False] * n
 
@@ -89,7 +92,6 @@ class Execution:
                 self.refuse(
                     "deadlock", todo[self.at[number]], "waits for ever, or for a later step"
                 )
-        self.absent()
         self.pruned()
         if self.node.part == "end":
             self.end()
@@ -126,50 +128,6 @@ class Execution:
                 low, high = low + both[0], high + both[1]
         return low, high
 
-    def happened(self, action: Action) -> bool:
-        """Say whether an action is done at this turn of its part."""
-        return bool(self.done[action.number])
-
-    def absent(self) -> None:
-        """Raise lags over turns that are none: who knows all before them knows all.
-
-        A turn is none where a guard does not hold, where the agent does not take the tile, and for
-        the columns of other residues than that of its index.
-        """
-        state, columns = self.state, self.protocol.columns[self.node.part]
-        present = {c for todo in self.todo for action in todo for c in action.turn}
-        here = columns[~np.isin(columns, list(present))]
-        loop = self.protocol.columns["loop"] if self.node.part != "loop" else here[:0]
-        for clocks in (state.known, state.own, *state.messages.values(), *state.groups.values()):
-            for some, top in ((here, 0), (loop, -1)):
-                lags = clocks[..., some]
-                raised = (lags >= self.protocol.prior[some]) & (lags < top)
-                clocks[..., some] = np.where(raised, top, lags)
-        self.absent_indices()
-
-    def absent_indices(self) -> None:
-        """Raise what is known by its index, of who stands behind the loop over steps.
-
-        It has no turn where the loop goes on.
-        """
-        if self.node.part not in ("loop", "tail"):
-            return
-        columns, index, stages = [], [], []
-        for action in self.protocol.indexed:
-            (barrier, offset), *_ = action.told
-            if self.node.part == "loop":
-                offset += barrier.pace.step or 0
-            if not self.done[action.number] and (self.node.part == "tail" or self.node.left[0] > 1):
-                columns.append(action.columns[offset % barrier.stages])
-                index.append(offset)
-                stages.append(barrier.stages)
-        if not columns:
-            return
-        state, top, least = self.state, np.array(index), np.array(index) - np.array(stages)
-        for clocks in (state.known, state.own, *state.messages.values(), *state.groups.values()):
-            lags = clocks[..., columns]
-            clocks[..., columns] = np.where((lags >= least) & (lags < top), top, lags)
-
     def pruned(self) -> None:
         """Forget messages that nobody can wait for, of phases before the last that is over."""
         state = self.state
@@ -180,7 +138,9 @@ class Execution:
             for x in (at, at - b.stages)
         }
         state.messages = {at: clock for at, clock in state.messages.items() if at in keep}
-        for (number, _), groups in state.groups.items():
+        for (number, kind), groups in state.groups.items():
+            if kind == "after":
+                continue
             known, mine = self.tell(number), self.protocol.products[number]
             known[mine] = state.own[number, mine]  # of these who waits knows, and nobody else
             np.maximum(groups, known, out=groups)
@@ -192,12 +152,27 @@ class Execution:
         """Return what the threads of an agent know and did."""
         return np.maximum(self.state.known[number], self.state.own[number])
 
-    def learn(self, action: Action, column: int, lag: int = 0) -> None:
+    def learn(self, action: Action, columns: Any) -> None:
         """Note what each thread of an agent did."""
         collective = action.entry is not None and action.entry.issuer == "warp"
         alone = action.actor.count == 1 and not collective
         clocks = self.state.known if alone else self.state.own
-        clocks[action.actor.number, column] = max(clocks[action.actor.number, column], lag)
+        clocks[action.actor.number, columns] = ALL
+
+    def again(self, columns: Any, least: int = NONE) -> None:
+        """Let all forget, of what is done anew: who was told before was told of less.
+
+        Of what is counted by an index, what is before it (``least``) stays known.
+        """
+        some = self.clocks[: self.used, columns]
+        self.clocks[: self.used, columns] = np.minimum(some, least)
+
+    def passed(self, action: Action) -> None:
+        """Note that a wait is passed, or that somebody arrives, or will when products are done."""
+        barrier, x = action.told[0]
+        self.again([action.mark], x - barrier.stages)
+        if action.done == "now":
+            self.learn(action, action.mark)
 
     # Actions.
 
@@ -216,7 +191,7 @@ class Execution:
             case Sync():
                 if not self.sync(action):
                     return False
-            case Commit(group):
+            case Commit(group) if GROUPS.get(group) != "taken":
                 groups = self.state.groups[number, self.group(action, group)]
                 groups[1] = np.maximum(groups[0], groups[1])
                 groups[:-1] = groups[1:].copy()
@@ -229,7 +204,6 @@ class Execution:
                 self.exit(action)
             case _:
                 uncertified(f"{action}")
-        self.done[action.number] = True
         return True
 
     def group(self, action: Action, name: str) -> str:
@@ -254,7 +228,7 @@ class Execution:
         if (barrier.number, x) not in state.messages:
             self.refuse("certificate", action, "no invariant says what it learns")
         np.maximum(state.known[number], state.messages[barrier.number, x], out=state.known[number])
-        self.learn(action, action.mark, action.lag)
+        self.passed(action)
         return True
 
     def arrive(self, action: Action) -> None:
@@ -265,9 +239,11 @@ class Execution:
             self.contribute(action, *action.told[0], self.tell(action.actor.number), many, 0, 0)
             return
         if action.columns:
-            self.learn(action, action.mark, action.lag)
-        message = self.tell(action.actor.number)
+            self.passed(action)
         for barrier, x in action.told:
+            message = self.tell(action.actor.number)
+            if action.done == "committed":
+                message[self.protocol.committed[action.actor.number]] = ALL
             self.contribute(action, barrier, x, message, many, int(s.bytes) * many, 0)
 
     def meet(self, action: Action) -> bool:
@@ -284,7 +260,7 @@ class Execution:
             self.refuse("certificate", action, "no invariant says what it learns")
         known = self.state.known[number]
         np.maximum(known, self.state.messages[barrier.number, x], out=known)
-        self.learn(action, action.mark, action.lag)
+        self.passed(action)
         return True
 
     def contribute(
@@ -303,14 +279,16 @@ class Execution:
         if at in state.counts and at not in state.messages:
             self.refuse("certificate", action, f"no message of {barrier.name}@{x}")
         if at not in state.counts:
-            state.messages[at] = np.full(len(message), NONE, np.int32)
+            state.messages[at] = self.clocks[self.used]
+            state.messages[at][:] = NONE
+            self.used += 1
         who = old[3]
         if barrier.barrier.named:
             if agent.number in who:
                 self.refuse("balance", action, f"arrives at {barrier.name}@{x} again")
             who = who | {agent.number}
         counts = (old[0] + arrived, old[1] + expected, old[2] + landed, who)
-        state.messages[at] = np.maximum(state.messages[at], message)
+        np.maximum(state.messages[at], message, out=state.messages[at])
         state.counts[at] = counts
         if counts[0] > need:
             self.refuse(
@@ -329,10 +307,12 @@ class Execution:
                 if 0 < len(who.intersection(team)) < len(team):
                     self.refuse("deadlock", action, "ends a phase with some threads of a copy")
         else:
-            if wait := self.lacks(message, self.protocol.asked(barrier, x - d, waits=True)):
-                self.refuse("parity", action, f"ends {barrier.name}@{x} while {wait} for "
-                            "the phase before may not be passed")  # fmt: skip
-        message[barrier.over[x % d]] = x
+            wait = self.lacks(message, barrier.waited[x % d], x - d)
+            if wait is not None:
+                self.refuse("parity", action, f"ends {barrier.name}@{x} while "
+                            f"{self.protocol.names[wait]} may not be passed")  # fmt: skip
+        self.again([barrier.over[x % d]], x - d)
+        message[barrier.over[x % d]] = ALL
         state.open[barrier.number][x % d] = x + d
         del state.counts[at]
 
@@ -348,14 +328,12 @@ class Execution:
         if barrier.counts_bytes or barrier.barrier.named or (barrier.far and not far):
             return False
         complete = self.state.open[barrier.number][x % barrier.stages] > x
-        asked = self.protocol.asked(barrier, x, waits=False)
-        return complete and self.lacks(known, asked) is None
+        return complete and self.lacks(known, barrier.arrived[x % barrier.stages], x) is None
 
-    def lacks(self, clock: Any, asked: Needs) -> Action | None:
-        """Return the first action of which a clock lacks what is asked."""
-        due = (asked.done < 0) | self.done[asked.done]
-        (missing,) = np.nonzero(due & (clock[asked.columns] < asked.lags))
-        return asked.actions[missing[0]] if len(missing) else None
+    def lacks(self, clock: Any, columns: Any, least: int = ALL) -> int | None:
+        """Return the first of the columns of which a clock lacks what is asked."""
+        (missing,) = np.nonzero(clock[columns] < least)
+        return int(columns[missing[0]]) if len(missing) else None
 
     def sync(self, action: Action) -> bool:
         """Meet at bar.sync or barrier.cluster; then each knows what all know."""
@@ -381,11 +359,9 @@ class Execution:
             return False
         together = np.maximum.reduce([self.tell(n) for n in here])
         for n in here:
-            mine = self.todo[n][self.at[n]]
             self.state.known[n] = np.maximum(self.state.known[n], together)
             if n != number:
                 self.at[n] += 1
-                self.done[mine.number] = True
         del self.meeting[key]
         return True
 
@@ -396,6 +372,10 @@ class Execution:
         number, state = action.actor.number, self.state
         groups = state.groups[number, group]
         covered = len(groups) - 1 - pending
+        if group == "taken":  # without a commit
+            if pending:
+                uncertified(f"{action} leaves {pending} pending")
+            covered = len(groups)
         given = np.maximum.reduce(groups[:covered])
         for clocks in (state.known, state.own) if group == "multiplied" else (state.own,):
             np.maximum(clocks[number], given, out=clocks[number])
@@ -408,11 +388,15 @@ class Execution:
         number = action.actor.number
         if FENCES.get(kind) == "registers":
             self.state.touched[number] = False
-        elif FENCES.get(kind) == "proxy":
+        elif FENCES.get(kind) == "after":
+            if (number, "after") in self.state.groups:
+                self.state.groups[number, "after"][0] = self.state.known[number]
+        elif FENCES.get(kind) in ("proxy", "before"):
             told, alone = self.tell(number), action.actor.count == 1
-            for columns, fenced, thread in self.protocol.fenced[number]:
-                mine = self.state.known if alone and thread else self.state.own
-                mine[number, fenced] = max(mine[number, fenced], told[columns])
+            for columns, fenced, thread, what in self.protocol.fenced[number]:
+                if what == FENCES[kind]:
+                    mine = self.state.known if alone and thread else self.state.own
+                    mine[number, fenced] = max(mine[number, fenced], told[columns])
         else:
             uncertified(f"{action}")
 
@@ -441,13 +425,47 @@ class Execution:
     def do(self, action: Action) -> bool:
         """Do an instruction (R, V, P)."""
         assert action.entry is not None
+        together = [action]
+        if action.entry.done == "multiplied":
+            team = self.product(action)
+            together = [self.todo[n][self.at[n]] for n in team]
+        for each in together:
+            for one in each.references:
+                self.conflicts(each, one)
+                if not one.write:
+                    self.value(each, one)
+        for each in together:
+            self.again(each.again)
+        for each in together:
+            self.effects(each)
+            self.at[each.actor.number] += each is not action
+        return bool(together)
+
+    def product(self, action: Action) -> list[int]:
+        """Return who issues a product, if all have come: a warpgroup issues it together.
+
+        Who waits for it knows what the threads that issued it knew.
+        """
+        number, state = action.actor.number, self.state
+        if state.touched[number]:
+            self.refuse("proxy", action, "a wgmma.fence is missing before it")
+        team = self.protocol.teams[action.actor.team]
+        here = self.meeting.setdefault(("product", action.actor.team, action.site), [])
+        if number not in here:
+            here.append(number)
+        if len(here) < len(team):
+            return []
+        told = np.maximum.reduce([self.tell(n) for n in team])
+        for n in team:
+            groups = state.groups[n, "multiplied"]
+            np.maximum(groups[-1], told, out=groups[-1])
+        del self.meeting["product", action.actor.team, action.site]
+        return team
+
+    def effects(self, action: Action) -> None:
+        """Note what an instruction does, and who knows of it."""
+        assert action.entry is not None
         done, number, state = action.entry.done, action.actor.number, self.state
-        if done == "multiplied" and not self.product(action):
-            return False
-        for one in action.references:
-            self.conflicts(action, one)
-            if not one.write:
-                self.value(action, one)
         for i, one in enumerate(action.references):
             if one.ring.number in self.protocol.sums[number] and done != "multiplied":
                 state.touched[number] = True
@@ -456,62 +474,26 @@ class Execution:
             if done == "landed":
                 barrier, x = action.told[i]
                 message = self.tell(number)
-                message[one.mark] = max(message[one.mark], 0)
+                message[one.mark] = ALL
                 bits = one.cells.bit_count() * one.ring.buffer.type.bytes
                 self.contribute(action, barrier, x, message, 0, 0, bits)
             elif one.columns and done == "now":
                 self.learn(action, one.mark)
-            elif one.columns:
-                state.groups[number, done][-1, one.mark] = 0
-        return True
-
-    def product(self, action: Action) -> bool:
-        """Come to a product, which a warpgroup issues together.
-
-        Who waits for it knows what the threads that issued it knew.
-        """
-        number, state = action.actor.number, self.state
-        if self.begun[number] == self.at[number]:  # all had come, the last of them did the rest
-            return True
-        if state.touched[number]:
-            self.refuse("proxy", action, "a wgmma.fence is missing before it")
-        team = self.protocol.teams[action.actor.team]
-        key = ("product", action.actor.team, action.site)
-        here = self.meeting.setdefault(key, [])
-        if number not in here:
-            here.append(number)
-        if len(here) < len(team):
-            return False
-        told = np.maximum.reduce([self.tell(n) for n in team])
-        for n in team:
-            self.begun[n] = self.at[n]
-            groups = state.groups[n, "multiplied"]
-            groups[-1] = np.maximum(groups[-1], told)
-        del self.meeting[key]
-        return True
+            elif one.columns and done != "committed":
+                state.groups[number, done][-1, one.mark] = ALL
 
     def conflicts(self, action: Action, one: Reference) -> None:
         """Ask that an agent knows what touched the cells before (R)."""
         known = self.state.known[action.actor.number]
         if one.ring.buffer.level == "registers":  # a thread waits itself for what holds its own
             known = self.state.own[action.actor.number]
-        asked, (first, last) = one.conflicts, self.node.done
-        if not len(asked.columns):
-            return
-        done = self.done[asked.actions]
-        if (
-            len(asked.gaps) and first == last
-        ):  # what stood in head had this index if the steps since moved it so far
-            moved = (one.ring.pace.step or 0) * first
-            done = done & ((asked.gaps == NONE) | ((asked.gaps - moved) % one.ring.stages == 0))
-        need = np.where(done, asked.now, asked.before)
-        (missing,) = np.nonzero(known[asked.columns] < need)
-        if len(missing):
-            i = missing[0]
-            other = self.protocol.actions[asked.actions[i]]
-            fenced = any(asked.columns[i] in two.fenced for two in other.references)
-            self.refuse("proxy" if fenced else "race", action, f"touches {one.ring.name}@"
-                        f"{one.offset} and does not know {other} {-need[i]} turns ago")  # fmt: skip
+        elif action.entry is not None and action.entry.tensor:
+            known = self.state.groups[action.actor.number, "after"][0]
+        column = self.lacks(known, one.conflicts)
+        if column is not None:
+            rule = "proxy" if self.protocol.rules[column][3] else "race"
+            at, name = f"{one.ring.name}@{one.offset}", self.protocol.names[column]
+            self.refuse(rule, action, f"touches {at} and does not know {name}")
 
     def adds(self, action: Action) -> bool:
         """Say whether a product adds to its sums, and does not start anew."""
@@ -554,15 +536,10 @@ class Execution:
         """Ask that an agent has waited for what it started (X)."""
         known, mine = self.tell(actor.number), self.protocol.products[actor.number]
         known[mine] = self.state.own[actor.number, mine]
-        for action in self.protocol.actions:
-            if (
-                action.actor is actor
-                and action.entry is not None
-                and action.entry.done in GROUPS.values()
-            ):
-                for column in {c for one in action.references for c in one.columns}:
-                    if known[column] < -1 + self.happened(action):
-                        self.refuse("exit", action, "is not waited for")
+        for part in PARTS:
+            for action in self.protocol.todo[part][actor.number]:
+                if action.done in GROUPS.values() and (known[action.touched] < ALL).any():
+                    self.refuse("exit", action, "is not waited for")
 
     def end(self) -> None:
         """Ask what has to be true when all agents end (X)."""
@@ -579,23 +556,17 @@ class Execution:
             for cta in {a.cta for a in actors}
         }
         for action in self.protocol.actions:
-            last = -1 + self.happened(action)
-            columns = [c for one in action.references for c in one.columns]
-            landing = action.entry is not None and action.entry.done == "landed"
-            if landing and any(best[c] < last for c in columns):
+            if action.done == "landed" and (best[action.touched] < ALL).any():
                 self.refuse("exit", action, "nobody waits for its bytes")
-            need = dict.fromkeys(action.marks, last)
-            if action.indexed:
-                (barrier, offset), *_ = action.told
-                need = {c: offset - (offset - r) % barrier.stages
-                        for r, c in enumerate(action.columns)}  # fmt: skip
             sent = [(place.cta, action.columns) for place, _ in action.told]
-            sent += [
-                (one.ring.cta, one.columns)
-                for one in action.references
-                if one.write and one.ring.buffer.level == "smem"
-            ]
+            for one in action.references:
+                if one.write and one.ring.buffer.level == "smem":
+                    sent.append((one.ring.cta, one.columns))
+                if action.done == "committed" or one.ring.buffer.level == "tmem":
+                    here = [a.number for a in actors if a.cta == one.ring.cta]
+                    if (state.known[np.ix_(here, one.fenced or one.columns)] < ALL).any():
+                        self.refuse("exit", action, "is not known to all when they end")
             for cta, columns in sent:
-                far = cta != action.actor.cta
-                if far and any(best_of[cta][c] < need[c] for c in columns):
+                late = cta != action.actor.cta or action.done == "committed"
+                if late and (best_of[cta][columns] < ALL).any():
                     self.refuse("exit", action, f"may reach CTA {cta} when that has ended")

@@ -9,19 +9,21 @@ through which proxy it touches shared memory.  It is written from PTX's text, no
     stored      its source is read at its thread's ``cp.async.bulk.wait_group``, also with ``.read``
     landed      done for who waits for the phase at which its bytes are counted
     multiplied  done for who executes a ``wgmma.wait_group`` that covers its group
+    taken       done for its thread at a ``tcgen05.wait::ld``
+    committed   done for who waits for the phase at which a later ``tcgen05.commit`` arrives
 
-``FIELDS`` says of each field of each part of a term what becomes of it: it is read ("order"), it
-has to be its default ("default"), or it can change neither order nor which value is read, and then
-the entry says why.  A part that has another field than these is not certified.
+``FIELDS`` says of each field of each part of a term what becomes of it: it is read ("order"), or it
+can change neither order nor which value is read, and then the entry says why.  A part that has
+another field than these is not certified.
 
 Source: PTX ISA 9: 9.7.9.25.3 (cp.async), 9.7.9.25.5 (cp.async.bulk.tensor), 9.7.13.15 (mbarrier),
-9.7.15 (wgmma), 9.7.13.4 (fence.proxy), 8 (memory consistency model).
+9.7.15 (wgmma), 9.7.16 (tcgen05), 9.7.13.4 (fence.proxy), 8 (memory consistency model).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any, Literal
 
@@ -29,10 +31,11 @@ from tinygpu.checker.outcome import refuse, uncertified
 from tinygpu.term.program import Access, Do, Program, walk
 
 __all__ = [
-    "FENCES", "FIELDS", "GROUPS", "TABLE", "Entry", "entry_of", "require_fields", "require_types",
+    "ALIGNED", "ARRIVALS", "FENCES", "FIELDS", "GROUPS", "TABLE", "Entry", "entry_of",
+    "require_fields", "require_types",
 ]  # fmt: skip
 
-Done = Literal["now", "copied", "stored", "landed", "multiplied"]
+Done = Literal["now", "copied", "stored", "landed", "multiplied", "taken", "committed"]
 Types = tuple[tuple[str, str], ...]
 
 
@@ -40,7 +43,9 @@ Types = tuple[tuple[str, str], ...]
 class Entry:
     """An instruction; ``types``: (read, written), none: any type, the same on both sides.
 
-    ``adds``: its third operand is what it adds to, of the type that it writes.
+    ``adds``: its third operand is what it adds to, of the type that it writes.  ``tensor``: it is
+    ordered with what other threads do by a ``tcgen05.fence`` alone.  ``ahead``: it is done before
+    what its thread adds later.
     """
 
     reads: tuple[str, ...]
@@ -50,13 +55,15 @@ class Entry:
     proxy: Literal["generic", "async"] = "generic"
     types: Types = ()
     adds: bool = False
+    tensor: bool = False
+    ahead: bool = False
 
 
 def _same(*types: str) -> Types:
     return tuple((one, one) for one in types)
 
 
-_R, _S, _G = ("registers",), ("smem",), ("gmem",)
+_R, _S, _G, _T = ("registers",), ("smem",), ("gmem",), ("tmem",)
 _FLOATS = ("f64", "f32", "f16", "bf16")
 TABLE: Mapping[str, Entry] = {
     "ld.global": Entry(_G, _R),
@@ -82,17 +89,34 @@ TABLE: Mapping[str, Entry] = {
         (*_S, *_R), _R, "multiplied", "warpgroup", "async",
         (("bf16", "f32"), ("f16", "f32"), ("e4m3", "f32")), adds=True,
     ),
+    "tcgen05.mma": Entry(
+        (*_S, *_T), _T, "committed", "one", "async",
+        tuple((one, "f32") for one in ("f16", "bf16", "tf32", "e4m3", "e5m2")),
+        adds=True, tensor=True,
+    ),
+    "tcgen05.cp": Entry(_S, _T, "committed", "one", "async", tensor=True, ahead=True),
+    "tcgen05.ld": Entry(_T, _R, "taken", "warpgroup", types=_same("f32", "tf32"), tensor=True),
 }  # fmt: skip
 
 _COMPLETION: Mapping[str, Done] = {
     "at_once": "now", "scoreboard": "now", "commit_group": "copied", "bulk_group": "stored",
-    "mbarrier": "landed", "wgmma_group": "multiplied",
+    "mbarrier": "landed", "wgmma_group": "multiplied", "tcgen05_wait": "taken",
+    "tcgen05_commit": "committed",
 }  # fmt: skip
 """How a term's instruction names what the table calls otherwise."""
-GROUPS: Mapping[str, Done] = {"cp.async": "copied", "bulk": "stored", "wgmma": "multiplied"}
-"""What a term's groups are groups of."""
-FENCES: Mapping[str, str] = {"wgmma": "registers", "proxy.async": "proxy"}
+GROUPS: Mapping[str, Done] = {
+    "cp.async": "copied", "bulk": "stored", "wgmma": "multiplied", "tcgen05.ld": "taken",
+}  # fmt: skip
+"""What a term's groups are groups of; what is taken has no commit."""
+FENCES: Mapping[str, str] = {
+    "wgmma": "registers", "proxy.async": "proxy", "tcgen05.before": "before",
+    "tcgen05.after": "after",
+}  # fmt: skip
 """What a term's fences order."""
+ARRIVALS = frozenset({"tcgen05"})
+"""After what an arrival may come: what its thread commits."""
+ALIGNED = frozenset({"wgmma", "tcgen05.ld"})
+"""Groups and fences for which all threads of a warp come together (``.sync.aligned``)."""
 
 
 def entry_of(do: Do) -> tuple[Entry, bool]:
@@ -134,7 +158,7 @@ def require_types(do: Do, entry: Entry) -> None:
         refuse(f"types: {do}: {to.name} is {to.dtype}")
 
 
-_ORDER, _DEFAULT = "order", "default"
+_ORDER = "order"
 _VALUE = "which number it is, not when"
 _LAUNCH = "which CTA does what, not in which order a CTA does it"
 FIELDS: Mapping[str, Mapping[str, str]] = {
@@ -166,7 +190,7 @@ FIELDS: Mapping[str, Mapping[str, str]] = {
     "Scalar": {"name": _VALUE, "size": _VALUE},
     "Predicate": {"origin": _VALUE, "value": _VALUE, "thread": _VALUE, "bound": _VALUE},
     "Barrier": {
-        "name": _ORDER, "stages": _ORDER, "arrivals": _ORDER, "home": _DEFAULT, "number": _ORDER,
+        "name": _ORDER, "stages": _ORDER, "arrivals": _ORDER, "home": _ORDER, "number": _ORDER,
     },
     "Instruction": {
         "name": _ORDER, "reads": _ORDER, "writes": _ORDER, "completion": _ORDER,
@@ -187,7 +211,7 @@ FIELDS: Mapping[str, Mapping[str, str]] = {
     },
     "ForTile": {
         "tile": _ORDER, "turn": _ORDER, "body": _ORDER, "start": _ORDER, "step": _ORDER,
-        "values": _DEFAULT,
+        "values": _ORDER,
     },
     "When": {"index": _ORDER, "bound": _ORDER, "body": _ORDER},
     "Elect": {"body": _ORDER},
@@ -197,7 +221,7 @@ FIELDS: Mapping[str, Mapping[str, str]] = {
     "WaitGroup": {"pending": _ORDER, "group": _ORDER, "read": "a source is read either way"},
     "Wait": {"barrier": _ORDER, "index": _ORDER},
     "Arrive": {
-        "barrier": _ORDER, "index": _ORDER, "bytes": _ORDER, "to": _ORDER, "after": _DEFAULT,
+        "barrier": _ORDER, "index": _ORDER, "bytes": _ORDER, "to": _ORDER, "after": _ORDER,
     },
     "Fence": {"kind": _ORDER},
 }  # fmt: skip
@@ -224,9 +248,6 @@ def require_fields(program: Program) -> None:
         kind: Any = type(part)
         if strange := _strange(kind):
             uncertified(strange)
-        for field, default in _defaults(kind):
-            if getattr(part, field) != default:
-                uncertified(f"{kind.__name__}.{field} = {getattr(part, field)}")
 
 
 @cache
@@ -237,11 +258,3 @@ def _strange(kind: Any) -> str:
     names = {field.name for field in fields(kind)}
     more = sorted(names ^ known.keys())
     return f"the checker does not read {kind.__name__}.{more[0]}" if more else ""
-
-
-@cache
-def _defaults(kind: Any) -> tuple[tuple[str, Any], ...]:
-    rules = FIELDS[kind.__name__]
-    every = fields(kind)
-    assert all(f.default is not MISSING for f in every if rules[f.name] == _DEFAULT)
-    return tuple((f.name, f.default) for f in every if rules[f.name] == _DEFAULT)

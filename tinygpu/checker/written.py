@@ -1,6 +1,6 @@
 """A certificate as a file: JSON, bound to its term by the SHA-256 of the term's text.
 
-    format   2
+    format   3
     term     the key of the term's text (``tinygpu.term.text.key_of``)
     near, far, early
     columns  how many columns a clock has
@@ -34,7 +34,7 @@ from tinygpu.term.text import key_of, text_of
 
 __all__ = ["FORMAT", "verified", "written"]
 
-FORMAT = 2
+FORMAT = 3
 _MOST = 1 << 24
 
 
