@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from tinygpu.term.expression import Apply, Constant, Expression, apply, value
 from tinygpu.term.program import Program, When, walk
 
-__all__ = ["TileSteps", "busiest", "share_of_tiles", "steps_of_tiles"]
+__all__ = ["Apart", "TileSteps", "busiest", "share_of_tiles", "steps_of_tiles"]
 
 Numbers = Any
 Steps = NDArray[np.int64]
@@ -67,24 +67,33 @@ class TileSteps:
         taken = busiest(self.tables[kind](), at_once, snake=self.snake)
         return tuple(filter(None, taken)) or (0,) if self.skips else taken
 
-    def apart(self, held: float) -> Callable[..., NDArray[np.float64]]:
+    def apart(self, held: float) -> Apart:
         """Return how many times as much comes from DRAM as if CTAs stayed together.
 
-        It is a function of whether clusters stay, of how many are at once, and of kinds,
-        elementwise.  ``held`` is how many inputs L2 has room for.
+        ``held`` is how many inputs L2 has room for.
         """
+        return Apart(self, held)
 
-        def of(stays: Numbers, at_once: Numbers, kind: Numbers) -> NDArray[np.float64]:
-            rows = np.stack(np.broadcast_arrays(stays, at_once, kind), axis=-1).astype(np.int64)
-            each, which = np.unique(rows.reshape(-1, 3), axis=0, return_inverse=True)
-            found = [1.0 if not s else self._apart(k, many, held) for s, many, k in each.tolist()]
-            return np.array(found)[which].reshape(rows.shape[:-1])
 
-        return of
+@dataclass(frozen=True, slots=True, eq=False)
+class Apart:
+    """A function of whether clusters stay, how many are at once, and the kind; elementwise."""
 
-    def _apart(self, kind: int, at_once: int, held: float) -> float:
-        together, far = _under_way(self.tables[kind], self.inputs[kind], at_once, snake=self.snake)
-        lost = min(max(1 - held / far, 0.0), 1.0)
+    own: TileSteps
+    held: float
+    singly: ClassVar[bool] = True
+
+    def __call__(self, stays: Numbers, at_once: Numbers, kind: Numbers) -> NDArray[np.float64]:
+        """Return the factor, at least 1."""
+        rows = np.stack(np.broadcast_arrays(stays, at_once, kind), axis=-1).astype(np.int64)
+        each, which = np.unique(rows.reshape(-1, 3), axis=0, return_inverse=True)
+        found = np.array([self._of(k, many) if s else 1.0 for s, many, k in each.tolist()])
+        return found[which].reshape(rows.shape[:-1])
+
+    def _of(self, kind: int, at_once: int) -> float:
+        own = self.own
+        together, far = _under_way(own.tables[kind], own.inputs[kind], at_once, snake=own.snake)
+        lost = min(max(1 - self.held / far, 0.0), 1.0)
         return 1 + lost * (max(far / together, 1.0) - 1)
 
 
