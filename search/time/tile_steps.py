@@ -106,17 +106,18 @@ def _under_way(
     First where tiles begin in turn, as CTAs get free; then where each CTA has every n-th.
     """
     read, width = inputs(), max(1, min(at_once, len(inputs())))
-    apart = in_rounds(steps() + 1, width, snake=snake)
-    reads = in_rounds(read, width, snake=snake)
-    ends = np.where(apart > 0, apart, 0).cumsum(0)
-    times = np.linspace(0, ends[-1].min(), _SAMPLES, endpoint=False)
-    mean = [0.0, 0.0]
-    for number, time in enumerate(times.tolist()):
-        first = number * (len(read) - width) // _SAMPLES
-        now = reads[(ends <= time).sum(0), np.arange(width)]
-        for i, here in enumerate((read[first : first + width], now)):
-            mean[i] += len(np.unique(here)) / _SAMPLES
-    return mean[0], mean[1]
+    each = in_rounds(steps() + 1, width, snake=snake)
+    ends = np.where(each > 0, each, 0).cumsum(0)
+    times = np.linspace(0, ends[-1].min(), _SAMPLES, endpoint=False)[:, None, None]
+    now = in_rounds(read, width, snake=snake)[(ends <= times).sum(1), np.arange(width)]
+    first = np.arange(_SAMPLES)[:, None] * (len(read) - width) // _SAMPLES
+    return _distinct(read[first + np.arange(width)]), _distinct(now)
+
+
+def _distinct(numbers: Steps) -> float:
+    """Return how many different numbers a row has, in the mean."""
+    ordered = np.sort(numbers, axis=1)
+    return 1 + float((ordered[:, 1:] != ordered[:, :-1]).sum(1).mean())
 
 
 def in_rounds(steps: Steps, width: int, *, snake: bool = False) -> Steps:
