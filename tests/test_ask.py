@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.test_cli import complaint, tinygpu
+from tinygpu.devices.device import load_device
 from tinygpu.errors import WishError
 from tinygpu.machines import MACHINES
 from tinygpu.machines.hopper import Hopper
@@ -18,7 +19,8 @@ from tinygpu.space.quantities import QUANTITIES
 from tinygpu.space.questions import Answer, ask
 from tinygpu.space.space import Space
 from tinygpu.space.wishes import wishes
-from tinygpu.term.operation import Problem, matmul
+from tinygpu.term.machine import Requirement
+from tinygpu.term.operation import Operation, Problem, matmul
 from tinygpu.term.schedule import from_json
 
 ROOT = Path(__file__).parent.parent
@@ -26,6 +28,22 @@ PROBLEM = Problem.of(matmul(), m=64, n=64, k=64)
 PAGE = (ROOT / "docs" / "ask.md").read_text(encoding="utf-8")
 SIZES = ["-m", 512, "-n", 512, "-k", 512]
 SMALL = ["matmul", "--machine", "hopper", *SIZES]
+
+
+class Thirds(Simt):
+    def requires(self, operation: Operation, choose: Any) -> tuple[Requirement, ...]:
+        rows = choose.tile_m
+        own = Requirement("thirds", rows % 3 == 0, f"{rows} is no multiple of 3", "change tile_m")
+        return (*super().requires(operation, choose), own)
+
+
+def test_a_sentence_with_values_is_that_of_one_schedule() -> None:
+    """Over a space they are arrays."""
+    space = Space(Thirds(), PROBLEM, load_device("h200"))
+    (reason,) = ask(space).reasons
+    assert re.fullmatch(
+        r"  law   thirds: \d+ is no .* 3\n        way out: change tile_m", str(reason)
+    )
 
 
 def test_the_page_names_every_quantity() -> None:
@@ -36,6 +54,7 @@ def test_the_page_names_every_quantity() -> None:
     ("wish", "column", "told"),
     [
         ("stagez >= 5", 1, "did you mean stages?"),
+        ("smem >= 5", 1, "did you mean smem_bytes?"),
         ("m + qqq >= 5", 5, "quantities smem_bytes, threads"),
         ("tile_m ** 2 > 3", 1, "not of the language"),
         ("stages >= 2 and tile_m / 2 == 3", 17, "not of the language"),

@@ -331,7 +331,10 @@ MISTAKES: list[tuple[Callable[[Kernel], None], str, str]] = [
     (no_such_digit, "tile: at slice of slice, which no axis has",
      'k.load(tile[step][number][f"{ROWS}, tk = (half_k half_k half_k quad word)"])'),
     (wrong_factors, ("mma: far near half pair += far half_k half word * far half_k half word; it "
-     "computes far near half pair += far half deep word * near deep word"), "k.mma(sums, x, x)"),
+     "computes far near half pair += far half deep word * near deep word; digits of a alone are "
+     "none, and have to be 2; digits of b alone are none, and have to be 1; digits of the sums "
+     "alone are far near half pair, and have to be 1; digits of both are far half_k half word, "
+     "and have to be 2"), "k.mma(sums, x, x)"),
     (each_lane, "each: quad is no digit of values that are still to be gone through",
      'for _ in k.each("quad"):'),
     (each_twice, "each: far is no digit of values that are still to be gone through",

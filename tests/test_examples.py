@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from examples.first_machine import Axpb
+from examples.redux import RowMax, row_max
 from examples.rmsnorm_matmul import NORMALISED_PRODUCT, NormalisedProduct
 from examples.softmax_of_product import CHAIN, Chain
 from examples.tma_and_warps import TmaWarps
@@ -35,7 +36,7 @@ MOST_LINES = {
     "first_machine": 45, "elementwise": 55, "rows": 25, "naive_matmul": 50, "transpose": 50,
     "rmsnorm": 65, "softmax": 55, "ring": 70, "cluster": 110,
     "reduce": 115, "rmsnorm_matmul": 60, "softmax_of_product": 62, "fp64_tensor_cores": 70,
-    "tma_and_warps": 76,
+    "tma_and_warps": 76, "redux": 79,
 }  # fmt: skip
 
 
@@ -124,6 +125,37 @@ def test_chains_of_ones_own_are_right(
     program = require_legal(schedule, machine, Problem.of(operation, **sizes), load_device("h200"))
     assert not computes(program).wrong
     assert interpret(program, sizes, arch="sm_90a", completions=("late",)).right
+
+
+@pytest.mark.parametrize("sizes", [{"i": 5, "j": 392}, {"i": 3, "j": 4}])
+def test_the_largest_of_a_warp_is_right(sizes: dict[str, int]) -> None:
+    """Of rows that end inside of a warp's part, too; by the judge, the meaning and the PTX."""
+    schedule = Schedule.of(RowMax(), {"warps": 2, "vector": 4})
+    problem = Problem.of(row_max, **sizes)
+    program = require_legal(schedule, RowMax(), problem, load_device("a100"))
+    assert check(program, sizes) == ()
+    assert computes(program).finding is None
+    assert interpret(program, sizes, arch="sm_80").right
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("redux, *turned, f", "redux, f"),  # negative rows come out of order
+        ("max.s32 {bits}", "min.s32 {bits}"),
+        ("top = k.apply(REDUX, top)", "pass"),  # a lane's largest, not the warp's
+        ("outside=-math.inf", "outside=0.0"),  # of rows that are all negative
+    ],
+)
+def test_a_wrong_largest_is_found(right: str, wrong: str, tmp_path: Path) -> None:
+    text = (EXAMPLES / "redux.py").read_text()
+    assert text.count(right) == 1
+    path = tmp_path / "wrong.py"
+    path.write_text(text.replace(right, wrong))
+    found = runpy.run_path(str(path))
+    machine = found["RowMax"]()
+    program = Schedule.of(machine, {"warps": 2, "vector": 4}).program(machine, found["row_max"])
+    assert computes(program).wrong
 
 
 @pytest.mark.parametrize("sum_", ["shrunk + S,", "shrunk + S * "])

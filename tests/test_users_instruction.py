@@ -143,6 +143,11 @@ def test_a_law_of_its_own_is_asked() -> None:
     assert "parts of k are added in bf16" in found[0].message
 
 
+def test_an_operator_is_no_instruction() -> None:
+    with pytest.raises(MachineError, match="instruction max: that is an operator of alu"):
+        instructions("max")
+
+
 def test_a_machine_has_to_list_it() -> None:
     class Forgetful(SplitK):
         instructions = SplitK.instructions[:-1]
@@ -672,7 +677,10 @@ def test_what_crosses_lanes_says_how() -> None:
 
 
 def small_tiles(case: Case, place: Place) -> Iterator[Clause]:
-    """State that a load brings at most 8 KiB."""
+    """State that a load brings at most 8 KiB.
+
+    load fewer columns (tile_n)
+    """
     landed = math.prod(place.do.values) * place.do.write.buffer.type.bytes
     yield Clause(landed <= 8192, "{} brings {} B; 8192 are allowed", (place.do, landed))
 
@@ -728,6 +736,7 @@ def test_a_law_of_a_load_of_ones_own_prunes_and_is_named() -> None:
     assert [(v.law, "16384 are" in v.message or "16384 B" in v.message) for v in found] == [
         ("small_tiles", True)
     ]
+    assert found[0].mend == "load fewer columns (tile_n 128)"
     assert 0 < space.count() == Space(SplitK(), LARGE, H200, fixed={"tile_n": 64}).count()
     why = ask(Space(Small(), LARGE, H200, fixed={"tile_n": 128}))
     assert [r.name for r in why.reasons if r.kind == "law"] == ["small_tiles"]

@@ -112,5 +112,5 @@ def require_same(folder: Path, asked: Mapping[str, Any]) -> None:
     what = "another search"
     if isinstance(kept, dict):
         differing = [name for name in asked if kept.get(name) != asked[name]]
-        what = f"a search with another {', '.join(differing)}"
+        what = f"a search of which {', '.join(differing)} differ{'s' * (len(differing) == 1)}"
     raise FolderError(f"{folder}: it has the result of {what}; give another folder, or --replace")

@@ -258,6 +258,6 @@ def proof_text(program: Any) -> str:
     if not found.legal:
         return str(found)
     over = dict.fromkeys(a for r in program.operation.reductions for a in r.over)
-    axes = ", ".join(over).upper() or "size"
+    axes = ", ".join(axis.upper() if len(axis) == 1 else axis for axis in over) or "size"
     states = f"{found.states} state{'s' * (found.states != 1)}"
     return f"proved for every {axes} and every number of tiles, in {states}"

@@ -134,7 +134,8 @@ def _concurrency(case: Case) -> Iterator[Clause]:
 def own_laws(instructions: Iterable[Instruction]) -> dict[str, Law]:
     """Return the laws that instructions bring, by the names of their functions.
 
-    A function's docstring is the sentence.  Raises MachineError for a name that a law has.
+    A function's docstring is the sentence, and after an empty line the mend.  Raises MachineError
+    for a name that a law has.
     """
     found = {}
     for instruction in instructions:
@@ -143,9 +144,10 @@ def own_laws(instructions: Iterable[Instruction]) -> dict[str, Law]:
             if name in LAWS:
                 text = f"instruction {instruction.name}: law {name}; the package has one"
                 raise MachineError(f"{text} of that name: call it otherwise")
-            sentence = " ".join((clauses.__doc__ or f"States what {name} asks.").split())
+            sentence, _, mend = (clauses.__doc__ or f"States what {name} asks.").partition("\n\n")
             found[name] = Law(
-                name, sentence, f"instruction {instruction.name}", f"use {instruction.name} so",
+                name, " ".join(sentence.split()), f"instruction {instruction.name}",
+                " ".join(mend.split()).removesuffix(".") or f"use {instruction.name} so",
                 of_case=partial(_brought, clauses, instruction.name), of=instruction.name,
             )  # fmt: skip
     return found

@@ -340,8 +340,10 @@ def _once(context: Context, place: Place, do: Do) -> Iterator[Clause]:
         directions: Any = 0
         for step in steps:
             directions = directions + (step > 0) * 1
+        text = "{}: {} values or threads write the same elements; one alone may (k.only)"
+        yield Clause((extent == 1) | (directions > 0), text, (access, extent))
         text = "{}: {} values or threads move along {} dimensions, not along one"
-        holds = (extent == 1) | (directions == 1)
+        holds = (extent == 1) | (directions < 2)
         yield Clause(holds, text, (access, extent, directions))
     for dimension in range(len(access.buffer.shape)):
         holds, _ = exactly_once(_modes(context, place, do, dimension))

@@ -214,8 +214,9 @@ def _reason(solver: Solver, member: Member, core: tuple[Member, ...]) -> Reason:
         if near is not None:
             for broken in check_schedule(near, space.machine, space.problem, space.device):
                 if broken.law == name:
-                    example = broken.message if broken.message != law.sentence else ""
-                    return Reason(kind, name, law.sentence, example, mend)
+                    if name in solver.own:  # its sentence may have values: arrays, over a space
+                        return Reason(kind, name, broken.message, mend=mend)
+                    return Reason(kind, name, law.sentence, broken.message, mend)
     return Reason(kind, name, law.sentence, mend=mend)
 
 

@@ -224,7 +224,9 @@ class _Reader:
             return values if any(isinstance(v, str) for v in values) else int
         if name in self.sizes or name in QUANTITIES:
             return int
-        close = difflib.get_close_matches(name, [*self.decisions, *self.sizes, *QUANTITIES], 1, 0.5)
+        names = [*self.decisions, *self.sizes, *QUANTITIES]
+        begun = [known for known in names if known.startswith(name)]
+        close = begun or difflib.get_close_matches(name, names, 1, 0.5)
         raise self._refused(
             node,
             f"is no name here{f'; did you mean {close[0]}?' if close else ''}; decisions of "

@@ -380,5 +380,7 @@ def instructions(*names: str) -> tuple[Instruction, ...]:
     """Return instructions by name.  Raises MachineError for one that is unknown."""
     for name in names:
         if name not in INSTRUCTIONS:
-            raise MachineError(f"instruction {name}: {nearest(name, INSTRUCTIONS)}")
+            does = [i.name for i in INSTRUCTIONS.values() if name in i.variants]
+            by = f"that is an operator of {' or '.join(does)}" if does else ""
+            raise MachineError(f"instruction {name}: {by or nearest(name, INSTRUCTIONS)}")
     return tuple(INSTRUCTIONS[n] for n in names)

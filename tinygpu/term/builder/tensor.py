@@ -209,12 +209,17 @@ class TensorInstructions(Arithmetic):
         rows, along = (tuple(d for d in x.digits if (d in y.digits) == both) for both in (0, 1))
         columns = tuple(d for d in y.digits if d not in x.digits)
         pair = tuple(d for d in sums.digits if d not in (*rows, *columns))
-        counts = tuple(map(len, (rows, columns, along, pair)))
-        if set(sums.digits) != {*rows, *columns, *pair} or counts != (2, 1, 2, 1):
+        alone = ("a alone", rows, 2), ("b alone", columns, 1), ("the sums alone", pair, 1)
+        wrong = [
+            f"digits of {what} are {' '.join(digits) or 'none'}, and have to be {n}"
+            for what, digits, n in (*alone, ("both", along, 2))
+            if len(digits) != n
+        ]
+        if set(sums.digits) != {*rows, *columns, *pair} or wrong:
             got = " * ".join(" ".join(held.digits) for held in (x, y))
             text = f"mma: {' '.join(sums.digits)} += {got}; it computes"
             text += " far near half pair += far half deep word * near deep word"
-            raise error(text, "mma")
+            raise error("; ".join((text, *wrong)), "mma")
         modes = (*pair, rows[1], along[0], *columns, rows[0])
         # what fills a register alone serves both of a pair of sums
         first = along[1] if by.blocks_of(x.buffer.dtype).each > 1 else ""
