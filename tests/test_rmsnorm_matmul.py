@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.sample import draws
+from tests.sample import by_turns, draws
 from tinygpu.codegen.run.interpretation import interpret as emulate
 from tinygpu.devices.device import load_device
 from tinygpu.errors import OperationError
@@ -52,8 +52,9 @@ def test_the_reference_is_a_norm_and_a_product() -> None:
     assert np.allclose(found, normed @ b.T, rtol=1e-12)
 
 
-@pytest.mark.parametrize("point", ["ring", "cluster", "pingpong", "swapped"])
-@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize(
+    ("name", "point"), by_turns(OPERATIONS, ["ring", "cluster", "pingpong", "swapped"])
+)
 def test_plans_are_right(name: str, point: str) -> None:
     if name == "f16 to f32" and point in ("cluster", "pingpong"):
         changes: dict[str, Any] = {"store_n": 32}
@@ -61,7 +62,8 @@ def test_plans_are_right(name: str, point: str) -> None:
         changes = {"tile_n": 64, "store_n": 64} if (name, point) == ("nn", "swapped") else {}
     if (name, point) == ("nn", "swapped"):
         changes |= {"tile_m": 64}
-    problem = Problem.of(OPERATIONS[name], m=200, n=264, k=1160)
+    sizes = {"m": draws(136, 200), "n": draws(136, 264), "k": draws(648, 1160)}
+    problem = Problem.of(OPERATIONS[name], **sizes)
     broken = check_schedule(schedule(point, **changes), MACHINE, problem, H100)
     built = plan(name, point, **changes)
     assert not broken, broken
