@@ -17,7 +17,7 @@ from benchmarks.async_corpus import Case, changed, drawn, judge, programs, row_o
 from benchmarks.peers import FOLDER
 from tests.sample import SOAK, draws
 
-SHARES, RATE = draws(3, 8), (0.1 if SOAK else 0.03)
+SHARES, RATE = draws(3, 8), (0.1 if SOAK else 0.015)
 KNOWN = json.loads((FOLDER.parent / "async_corpus.json").read_text())["summary"]
 CASES = tuple(programs())
 

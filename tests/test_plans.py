@@ -19,6 +19,7 @@ from tests.test_cli import tinygpu
 from tinygpu.codegen.emit import emit
 from tinygpu.codegen.emulator import Module
 from tinygpu.codegen.run.arguments import contract_of, dense
+from tinygpu.codegen.run.interpretation import COMPLETIONS
 from tinygpu.codegen.run.interpretation import interpret as emulate
 from tinygpu.codegen.run.launch import Kernel
 from tinygpu.codegen.runtime.contract import Contract
@@ -203,8 +204,9 @@ def test_interpreter_and_code_agree_with_the_operation(name: str) -> None:
     built = plan(name, 2, **small)
     sizes = reduced(Problem.of(OPERATIONS[name], **DEEP.sizes), built)
     assert all(sizes[axis] % 64 for axis in "mn")
-    assert check(built, sizes, seeds=(0, 1)) == ()
-    assert emulate(built, sizes, arch="sm_90a").right
+    assert check(built, sizes, seeds=(0, 1)[: draws(1, 2)]) == ()
+    orders = COMPLETIONS[: draws(1, 3)]
+    assert emulate(built, sizes, arch="sm_90a", completions=orders).right
 
 
 def test_a_second_kernel_that_does_not_wait_races() -> None:
