@@ -13,7 +13,7 @@ import pytest
 from tests.ampere_terms import changed, of_read, statements, term
 from tests.hopper_terms import H200, LARGE, LAYOUTS, broken, dos
 from tests.mutants import mutants
-from tests.sample import by_turns, some
+from tests.sample import by_turns, draws, some
 from tinygpu.codegen.emit import emit
 from tinygpu.codegen.rules.mma_sync import rows_of
 from tinygpu.codegen.run.assemble import assemble
@@ -233,7 +233,7 @@ def test_random_schedules_are_right_assemble_and_do_not_spill() -> None:
     fixed: Any = {"split_k": 1, "edges": "guard", "tile_m": (32, 64, 128), "ctas_per_sm": (1, 2)}
     space = Space(Ampere(), problem, H200, fixed=fixed)
     assembled = 0
-    for schedule in space.sample(np.random.default_rng(3), 4):
+    for schedule in space.sample(np.random.default_rng(3), draws(2, 4)):
         program = schedule.program(Ampere(), problem.operation)
         assert verdict(program).legal
         assert check(program, {"m": 40, "n": 264, "k": 136}, seeds=(0,)) == ()
@@ -242,7 +242,7 @@ def test_random_schedules_are_right_assemble_and_do_not_spill() -> None:
             assert not cubin.spills
             assert cubin.registers <= register_limit(program, H200)
             assembled += 1
-    assert assembled > 1
+    assert assembled > draws(0, 1)
 
 
 def test_ordinary_warps_have_enough_registers_and_too_large_ones_do_not() -> None:

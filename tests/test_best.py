@@ -29,7 +29,7 @@ SPACES: list[tuple[tuple[int, int, int], dict[str, Any]]] = [
     ),
     (
         (1000, 999, 77),
-        {**LADDER["naive"], "tile_m": (8, 32), "tile_n": (32, 64), "lanes_m": (1, 4, 32),
+        {**LADDER["naive"], "tile_m": (8, 32), "tile_n": (32, 64), "lanes_m": some((1, 4, 32), 2),
          "order": ("n", "m"), "addressing": ("pointer", "i64"), "thread_n": (1, 2),
          "accumulator": ("f32", "f64", "f32+f64"), "edges": ("guard", "return"),
          "split_k": (1, 4), "combine": ("st", "red")},

@@ -18,6 +18,7 @@ import pytest
 
 from tests import fleet_jobs
 from tests.fake_gpu import Card, CupyArray, Gpu, Nothing
+from tests.sample import some
 from tests.test_bad_input import complaint
 from tests.test_dispatch import FIXED, OPEN, SMALL, Here, done, few, manifest, tinygpu
 from tinygpu.codegen.run import build, measure
@@ -174,7 +175,9 @@ def test_nothing_fails(pretended: None, tmp_path: Path) -> None:
     assert "left out" not in said
 
 
-@pytest.mark.parametrize("why", ["wrong", "it hangs: no answer in 45 s", "its process died"])
+@pytest.mark.parametrize(
+    "why", some(["wrong", "it hangs: no answer in 45 s", "its process died"], 2)
+)
 def test_a_candidate_that_fails_loses_its_place(
     why: str, pretended: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

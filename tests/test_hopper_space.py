@@ -58,7 +58,7 @@ def legal_by_one(space: Space, problem: Problem) -> set[Schedule]:
 @pytest.mark.parametrize(
     ("name", "layout", "sizes"),
     some(
-        ((name, *of) for name in NARROW for of in (("nt", LARGE), ("nn", SMALL), ("tt", SMALL))), 2
+        ((name, *of) for name in NARROW for of in (("nt", LARGE), ("nn", SMALL), ("tt", SMALL))), 4
     ),
 )
 def test_a_space_is_its_legal_schedules(name: str, layout: str, sizes: dict[str, int]) -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.sample import by_turns, draws, some
+from tests.sample import SHARED, by_turns, draws, some
 from tests.test_solve import narrow
 from tinygpu.devices.device import load_device
 from tinygpu.errors import IllegalScheduleError, MachineError, ScheduleError
@@ -96,9 +96,9 @@ def test_something_is_legal_and_something_is_not_in_each() -> None:
 
 @pytest.mark.slow
 def test_the_whole_space_counts_and_its_samples_are_legal() -> None:
-    space = Space(Simt(), LARGE, H200)
+    space = Space(Simt(), LARGE, H200, fixed=SHARED)
     assert space.raw >= 10**8
-    assert 10**9 < space.count() < space.raw
+    assert draws(10**7, 10**9) < space.count() < space.raw
     drawn = space.sample(np.random.default_rng(0), draws(20, 200))
     assert len(set(drawn)) == draws(20, 200)
     for schedule in drawn:
