@@ -77,6 +77,7 @@ def test_a_matmul_has_no_heads() -> None:
         sizes_of("matmul", ("m", "n", "k"), ["kv-heads=2"])
 
 
+@pytest.mark.usefixtures("believed")
 @pytest.mark.parametrize(
     ("words", "kind"),
     some(

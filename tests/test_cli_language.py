@@ -84,8 +84,12 @@ def fixed(point: Mapping[str, Value]) -> list[str]:
 
 
 @pytest.mark.parametrize(("name", "picture"), by_turns(CASES, ["times", "timeline"]))
-def test_an_operation_goes_through_every_command(name: str, picture: str, tmp_path: Path) -> None:
+def test_an_operation_goes_through_every_command(
+    name: str, picture: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     """search, check, emit, explain, run and a plot; the file names the device."""
+    if picture == "times":
+        request.getfixturevalue("believed")
     words, point = CASES[name]
     said("search", *words, *fixed(point), "--out", tmp_path)
     path = tmp_path / "01.json"

@@ -51,6 +51,8 @@ from tinygpu.term.machine import Choice, Machine, Value
 from tinygpu.term.operation import matmul
 from tinygpu.term.schedule import Schedule, from_json
 
+pytestmark = pytest.mark.usefixtures("believed")
+
 OPEN: dict[str, tuple[Value, ...]] = {
     "tile_m": (32, 64, 128),
     "tile_n": (64, 128),

@@ -38,6 +38,8 @@ from tinygpu.term.operation import Groups, Problem, grouped_matmul
 from tinygpu.term.program import Program
 from tinygpu.term.schedule import from_json
 
+pytestmark = pytest.mark.usefixtures("believed")
+
 # The fleet: processes of their own.
 
 

@@ -200,9 +200,8 @@ MEANINGS = climbing._meanings
 
 
 @pytest.fixture
-def fake(tmp_path: Path, card: Card, monkeypatch: pytest.MonkeyPatch) -> Fake:
+def fake(tmp_path: Path, card: Card, believed: None) -> Fake:
     """Nothing is assembled or asked what it computes, and the command uses the worker, too."""
-    monkeypatch.setattr(climbing, "_meanings", lambda *_: {})
     (tmp_path / "worker").mkdir()
     one = Fake(tmp_path / "worker")
     card.measuring(worker=one.worker, options=one.options)

@@ -343,6 +343,7 @@ def test_a_wrong_kernel_fails_the_demo(
     assert section["facts"]["interpreted"].endswith(": a <race> in smem_a")
 
 
+@pytest.mark.usefixtures("believed")
 def test_a_demo_on_a_hopper_measures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, card: Card
 ) -> None:

@@ -107,6 +107,7 @@ def tinygpu(*words: object) -> Result:
     return CliRunner().invoke(app, [str(word) for word in words])
 
 
+@pytest.mark.usefixtures("believed")
 def test_a_search_finds_none_that_shares_k(tmp_path: Path) -> None:
     """Where the model would: few rows and columns, and a long k."""
     words = ["search", "matmul", "--dtype", "bf16", "--layout", "nt", "-m", 16, "-n", 512, "-k",
@@ -122,6 +123,7 @@ def test_a_search_finds_none_that_shares_k(tmp_path: Path) -> None:
     assert (refused.exit_code, "cluster_k=1" in refused.stderr) == (2, True)
 
 
+@pytest.mark.usefixtures("believed")
 def test_the_kernels_of_a_bundle_add_in_one_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -70,7 +70,7 @@ class Pretended:
 
 
 @pytest.fixture
-def pretended(card: Card) -> None:
+def pretended(card: Card, believed: None) -> None:
     card.measuring(worker=Pretended)
 
 
