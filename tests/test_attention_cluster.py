@@ -18,6 +18,7 @@ from tests.sample import all_by_turns, some
 from tests.test_attention_window import by_numpy, sizes
 from tinygpu.codegen.emit import emit
 from tinygpu.codegen.run.assemble import assemble
+from tinygpu.codegen.run.interpretation import COMPLETIONS
 from tinygpu.codegen.run.interpretation import interpret as emulated
 from tinygpu.devices.device import load_device
 from tinygpu.errors import ProgramError
@@ -121,9 +122,10 @@ def test_it_computes_its_operation(mask: str) -> None:
 @all_by_turns(
     ("mask", ["none", "causal", "window:40:25"]),
     ("m, n", SIZES[:2]),
+    ("order", COMPLETIONS),
 )
-def test_its_code_is_right(mask: str, m: int, n: int) -> None:
-    found = emulated(term(mask), sizes(m, n), arch="sm_90a")
+def test_its_code_is_right(mask: str, m: int, n: int, order: str) -> None:
+    found = emulated(term(mask), sizes(m, n), arch="sm_90a", completions=(order,))
     assert found.findings == ()
     assert found.error < 0.6
 

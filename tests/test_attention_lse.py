@@ -16,6 +16,7 @@ from tests.fake_gpu import Array, Gpu
 from tests.hopper_terms import rewritten
 from tests.sample import all_by_turns
 from tinygpu.codegen.run.arguments import contract_of
+from tinygpu.codegen.run.interpretation import COMPLETIONS
 from tinygpu.codegen.run.interpretation import interpret as emulated
 from tinygpu.codegen.run.launch import Kernel
 from tinygpu.devices.device import load_device
@@ -125,10 +126,11 @@ def test_the_interpreter_gives_what_numpy_gives(mask: str, dtype: str) -> None:
 @all_by_turns(
     ("point", ["fa3 without turns", "tma store"]),
     ("mask", ["none", "causal"]),
+    ("order", COMPLETIONS),
 )
-def test_its_code_is_right(point: str, mask: str) -> None:
+def test_its_code_is_right(point: str, mask: str, order: str) -> None:
     """By the emulator, whatever the order of what is asynchronous; the logarithm is lg2.approx."""
-    found = emulated(term(point, mask), RUN, arch="sm_90a")
+    found = emulated(term(point, mask), RUN, arch="sm_90a", completions=(order,))
     assert found.findings == ()
     assert found.error < 0.5
 

@@ -14,6 +14,7 @@ from tests.attention_terms import tile_value
 from tests.hopper_terms import rewritten
 from tests.hostile_attention import base
 from tests.sample import all_by_turns, some
+from tinygpu.codegen.run.interpretation import COMPLETIONS
 from tinygpu.codegen.run.interpretation import interpret as emulated
 from tinygpu.devices.device import load_device
 from tinygpu.isa.memory import DTYPES
@@ -122,9 +123,10 @@ def test_the_interpreter_gives_what_numpy_gives(mask: str, m: int, n: int) -> No
 @all_by_turns(
     ("mask", WINDOWS[1:4]),
     ("m, n", SIZES[:2]),
+    ("order", COMPLETIONS),
 )
-def test_its_code_is_right(mask: str, m: int, n: int) -> None:
-    found = emulated(term(mask, "tma store"), sizes(m, n), arch="sm_90a")
+def test_its_code_is_right(mask: str, m: int, n: int, order: str) -> None:
+    found = emulated(term(mask, "tma store"), sizes(m, n), arch="sm_90a", completions=(order,))
     assert found.findings == ()
     assert found.error < 0.6
 

@@ -17,7 +17,7 @@ from tests.ptx_runs import unchecked as emit
 from tests.sample import SHARED, all_by_turns, by_turns, draws
 from tinygpu.codegen.emit import signature
 from tinygpu.codegen.run.assemble import assemble
-from tinygpu.codegen.run.interpretation import interpret
+from tinygpu.codegen.run.interpretation import COMPLETIONS, interpret
 from tinygpu.devices.device import load_device
 from tinygpu.errors import ProgramError
 from tinygpu.legality.concurrency.judge import verdict
@@ -288,13 +288,15 @@ def test_what_is_always_inside_is_not_asked(k: int, asks: bool) -> None:
 @all_by_turns(
     ("pipeline", ["none", "register", "cp.async", "cp.async+ld.shared"]),
     ("specialised", [0, 1]),
+    ("order", COMPLETIONS),
 )
-def test_whole_tiles_and_others_are_right(pipeline: str, specialised: int) -> None:
+def test_whole_tiles_and_others_are_right(pipeline: str, specialised: int, order: str) -> None:
     """Of a grid some tiles are whole along both axes, along one, along none; k ends in a step."""
     stages = {"none": 1, "register": 2}.get(pipeline, 3)
     values = {**FRAGMENTS, "pipeline": pipeline, "stages": stages, "issue": int(stages > 1)}
     values |= {"guards": "tile", "specialised": specialised, "a_layout": "km", "vector_shared": 1}
     program = simt({**values, "vector_a": 1, "vector_b": 1, "vector_c": 1})
     for k in (8, 24, 21):
-        found = interpret(program, {"m": 37, "n": 35, "k": k}, arch="sm_90a")
+        sizes = {"m": 37, "n": 35, "k": k}
+        found = interpret(program, sizes, arch="sm_90a", completions=(order,))
         assert found.right, found

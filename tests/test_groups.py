@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 
 from tests.fake_gpu import CupyArray, Gpu
 from tests.ptx_runs import unchecked
-from tests.sample import SOAK, by_turns, draws
+from tests.sample import SOAK, all_by_turns, draws
 from tinygpu.codegen.emit import emit
 from tinygpu.codegen.emulator import Module
 from tinygpu.codegen.emulator import TensorMap as Emulated
 from tinygpu.codegen.run.arguments import contract_of, dense
-from tinygpu.codegen.run.interpretation import execute, unwritten_outputs
+from tinygpu.codegen.run.interpretation import COMPLETIONS, execute, unwritten_outputs
 from tinygpu.codegen.run.interpretation import interpret as emulate
 from tinygpu.codegen.run.launch import Kernel
 from tinygpu.codegen.runtime.contract import check as check_arguments
@@ -210,10 +210,12 @@ def test_terms_compute_the_operation(point: str) -> None:
     assert not check(term(point), SIZES if SOAK else {"g": 2, "m": 140, "n": 136, "k": 136})
 
 
-@pytest.mark.parametrize(("point", "seed"), by_turns(POINTS, range(len(RUN))))
-def test_code_gives_the_operation(point: str, seed: int) -> None:
+@all_by_turns(("point", POINTS), ("seed", range(len(RUN))), ("order", COMPLETIONS))
+def test_code_gives_the_operation(point: str, seed: int, order: str) -> None:
     operation = grouped_matmul(bias=True, activation="silu")
-    found = emulate(term(point, operation), RUN[seed], arch="sm_90a", seed=seed)
+    found = emulate(
+        term(point, operation), RUN[seed], arch="sm_90a", seed=seed, completions=(order,)
+    )
     assert found.error <= 1
     assert not found.findings
 

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.sample import by_turns, draws
+from tests.sample import all_by_turns, draws
+from tinygpu.codegen.run.interpretation import COMPLETIONS
 from tinygpu.codegen.run.interpretation import interpret as emulate
 from tinygpu.devices.device import load_device
 from tinygpu.errors import OperationError
@@ -52,10 +53,12 @@ def test_the_reference_is_a_norm_and_a_product() -> None:
     assert np.allclose(found, normed @ b.T, rtol=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("name", "point"), by_turns(OPERATIONS, ["ring", "cluster", "pingpong", "swapped"])
+@all_by_turns(
+    ("name", OPERATIONS),
+    ("point", ["ring", "cluster", "pingpong", "swapped"]),
+    ("order", COMPLETIONS),
 )
-def test_plans_are_right(name: str, point: str) -> None:
+def test_plans_are_right(name: str, point: str, order: str) -> None:
     if name == "f16 to f32" and point in ("cluster", "pingpong"):
         changes: dict[str, Any] = {"store_n": 32}
     else:
@@ -69,7 +72,7 @@ def test_plans_are_right(name: str, point: str) -> None:
     assert not broken, broken
     assert verdict(built).legal
     assert computes(built)
-    assert emulate(built, problem.sizes, arch="sm_90a").right
+    assert emulate(built, problem.sizes, arch="sm_90a", completions=(order,)).right
 
 
 @pytest.mark.parametrize("seed", range(draws(2, 60)))
