@@ -3,15 +3,12 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Callable
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
-
-from tests.sample import SOAK
 
 if TYPE_CHECKING:
     from tests.fake_gpu import Card, Gpu
@@ -79,21 +76,10 @@ def no_card(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture
 def believed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands believe that terms compute their operation, and their PTX too; not at a soak.
+    """Let commands believe what terms compute."""
+    from tests.believed import believe
 
-    That takes most of the time of a command that emits or searches, and tests of ``computes``, of
-    ``held`` and of commands without this fixture ask it.
-    """
-    from tinygpu.meaning.identity import Meaning
-    from tinygpu.term.plan import Term
-
-    def taken(term: Term) -> Meaning:
-        return Meaning(term, (dict.fromkeys(term.operation.axes, 1),), None)
-
-    if not SOAK:
-        monkeypatch.setattr("tinygpu.codegen.run.agreement.require_computes", taken)
-        monkeypatch.setattr("tinygpu.search.tuning.ranking.computed", partial(map, taken))
-        monkeypatch.setattr("tinygpu.search.tuning.climb._meanings", lambda *_: {})
+    believe(monkeypatch)
 
 
 @pytest.fixture

@@ -26,6 +26,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
+from tests.believed import believe
 from tests.sample import draws
 from tests.test_bad_input import complaint, tree_of
 from tinygpu.cli import app
@@ -112,6 +113,7 @@ class Here:
 
 
 def patch(patched: pytest.MonkeyPatch) -> None:
+    believe(patched)
     patched.setitem(MACHINES, "simt", few(Simt, {**FIXED, **OPEN}))
     patched.setattr(dispatching, "Fleet", Here)
 

@@ -24,7 +24,7 @@ from tinygpu.isa.memory import DTYPES
 from tinygpu.machines import MACHINES, ampere
 from tinygpu.search.tuning import dispatching
 from tinygpu.space.space import Space
-from tinygpu.term.machine import Machine
+from tinygpu.term.machine import Machine, Value
 from tinygpu.term.operation import Operation, Problem, matmul
 from tinygpu.term.schedule import Schedule
 
@@ -131,6 +131,7 @@ def test_the_kernels_of_a_bundle_add_in_one_order(
     words = ["dispatch", "matmul", "-m", "1:256", "-n", 256, "-k", 4096, "--points", 3,
              "--dtype", "bf16", "--no-measure", "--kernels", 2, "--out", tmp_path / "b",
              "--reproducible"]  # fmt: skip
+    few: dict[str, tuple[Value, ...]]
     few = {name: (value,) for name, value in ampere.STARTS["ring"].items()}
     few |= {"split_k": (1, 4), "combine": ("st", "red"), "tile_m": (64, 128), "tile_n": (64, 128)}
     monkeypatch.setitem(MACHINES, "ampere", machine_of_few(ampere.Ampere, few))
