@@ -108,4 +108,4 @@ def test_compared_with_itself_and_the_other_way_round() -> None:
     same = compare(rung("naive"), rung("naive"), SIMT, STORY, H200)
     assert (same.winner, same.steps) == ("neither", ())
     assert "cannot tell" in str(same)
-    assert compare(rung("coalesced"), rung("naive"), SIMT, STORY, H200).winner == "A"
+    assert compare(rung("shared"), rung("naive"), SIMT, STORY, H200).winner == "A"
