@@ -75,6 +75,14 @@ def no_card(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.fixture
+def believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let commands believe what terms compute."""
+    from tests.believed import believe
+
+    believe(monkeypatch)
+
+
+@pytest.fixture
 def card(monkeypatch: pytest.MonkeyPatch) -> Card:
     """Pretend that there is a GPU, or what there is of one."""
     from tests.fake_gpu import Card

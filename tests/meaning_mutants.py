@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from tests.hopper_terms import rebuffered, rewritten
+from tests.sample import SHARED
 from tinygpu.devices.device import load_device
 from tinygpu.machines import MACHINES
 from tinygpu.space.space import Space
@@ -71,7 +72,9 @@ def drawn(machine: str, seed: int, count: int) -> list[tuple[Schedule, Operation
         if not share:
             continue  # nothing is drawn: its space need not be counted
         sizes = dict.fromkeys(operation.axes, 2048)
-        space = Space(MACHINES[machine], Problem.of(operation, **sizes), load_device(device))
+        fixed = SHARED if machine == "simt" else {}
+        problem = Problem.of(operation, **sizes)
+        space = Space(MACHINES[machine], problem, load_device(device), fixed=fixed)
         found += [(schedule, operation) for schedule in space.sample(random, share)]
     return found
 

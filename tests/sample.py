@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from itertools import cycle, islice, product
-from typing import TypeVar
+from itertools import chain, cycle, islice, product
+from typing import Any, TypeVar
 
-__all__ = ["SHARED", "SOAK", "by_turns", "draws", "some"]
+import pytest
+
+__all__ = ["SHARED", "SOAK", "all_by_turns", "by_turns", "draws", "some"]
 
 SOAK = bool(os.environ.get("SOAK"))
 SHARED: Mapping[str, str] = {} if SOAK else {"a_from": "smem", "b_from": "smem", "edges": "guard"}
@@ -22,7 +24,7 @@ def some(values: Iterable[T], every: int, first: int = 0) -> tuple[T, ...]:
 
 
 def draws(few: int, many: int) -> int:
-    """Return how many to draw: few, at a soak many."""
+    """Return how many to draw, or a size: few, at a soak many."""
     return many if SOAK else few
 
 
@@ -32,3 +34,15 @@ def by_turns(values: Iterable[S], others: Iterable[T]) -> tuple[tuple[S, T], ...
     if SOAK:
         return tuple(product(some, more))
     return tuple(islice(zip(cycle(some), cycle(more), strict=False), max(len(some), len(more))))
+
+
+def all_by_turns(*lists: tuple[str, Iterable[Any]]) -> pytest.MarkDecorator:
+    """Parametrise a test by names, one or "a, b", and their values.
+
+    All values of each list occur, by turns; at a soak every combination.
+    """
+    names = ", ".join(name for name, _ in lists)
+    every = [[v if "," in name else (v,) for v in values] for name, values in lists]
+    turns = islice(zip(*map(cycle, every), strict=False), max(map(len, every)))
+    rows = product(*every) if SOAK else turns
+    return pytest.mark.parametrize(names, [tuple(chain(*row)) for row in rows])

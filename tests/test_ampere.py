@@ -13,7 +13,7 @@ import pytest
 from tests.ampere_terms import changed, of_read, statements, term
 from tests.hopper_terms import H200, LARGE, LAYOUTS, broken, dos
 from tests.mutants import mutants
-from tests.sample import by_turns, some
+from tests.sample import by_turns, draws, some
 from tinygpu.codegen.emit import emit
 from tinygpu.codegen.rules.mma_sync import rows_of
 from tinygpu.codegen.run.assemble import assemble
@@ -42,11 +42,12 @@ from tinygpu.term.schedule import Schedule
 
 RAGGED = {"m": 72, "n": 88, "k": 176}
 NARROW: dict[str, dict[str, Any]] = {
-    "tiles": {**STARTS["ring"], "tile_m": (32, 64, 256), "tile_n": (32, 128, 256),
-              "tile_k": (32, 128), "warps_m": (1, 4), "warps_n": (1, 2), "stages": (2, 6),
-              "issue": (0, 2), "ctas_per_sm": (1, 3)},
+    "tiles": {**STARTS["ring"], "tile_m": some((32, 64, 256), 2),
+              "tile_n": some((32, 128, 256), 2), "tile_k": (32, 128), "warps_m": (1, 4),
+              "warps_n": (1, 2), "stages": (2, 6), "issue": (0, 2), "ctas_per_sm": (1, 3)},
     "stores": {**STARTS["lines"], "tile_n": (32, 256), "warps_n": (1, 4), "tile_k": (32, 64),
-               "vector_c": (1, 2, 4, 8), "epilogue": ("direct", "smem"), "stages": (2, 3, 4),
+               "vector_c": some((1, 2, 4, 8), 2, 1), "epilogue": ("direct", "smem"),
+               "stages": some((2, 3, 4), 2),
                "edges": ("guard", "exact")},
     "parts": {**STARTS["parts of k"], "split_k": (1, 4, 16), "combine": ("st", "red"),
               "vector_c": (1, 2), "epilogue": ("direct", "smem"), "warps_m": (2, 4)},
@@ -201,7 +202,7 @@ def test_what_the_interpreter_sees_of_mutants_the_graph_rejects(name: str) -> No
     sizes = {"m": 32, "n": 40, "k": 72 if name == "plain" else 264}
     among = {"race", "deadlock", "stale", "unwaited"}
     seen, missed = 0, []
-    for mutant, wrong in some(mutants(program), 3):
+    for mutant, wrong in some(mutants(program), 5):
         kinds = {f.kind for f in check(wrong, sizes, seeds=(0,))} & among
         seen += bool(kinds)
         if kinds and verdict(wrong).legal:
@@ -232,7 +233,7 @@ def test_random_schedules_are_right_assemble_and_do_not_spill() -> None:
     fixed: Any = {"split_k": 1, "edges": "guard", "tile_m": (32, 64, 128), "ctas_per_sm": (1, 2)}
     space = Space(Ampere(), problem, H200, fixed=fixed)
     assembled = 0
-    for schedule in space.sample(np.random.default_rng(3), 4):
+    for schedule in space.sample(np.random.default_rng(3), draws(2, 4)):
         program = schedule.program(Ampere(), problem.operation)
         assert verdict(program).legal
         assert check(program, {"m": 40, "n": 264, "k": 136}, seeds=(0,)) == ()
@@ -241,7 +242,7 @@ def test_random_schedules_are_right_assemble_and_do_not_spill() -> None:
             assert not cubin.spills
             assert cubin.registers <= register_limit(program, H200)
             assembled += 1
-    assert assembled > 1
+    assert assembled > draws(0, 1)
 
 
 def test_ordinary_warps_have_enough_registers_and_too_large_ones_do_not() -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from benchmarks.attention_mutants import bases, drawn_mutants, judged, ordering, ran
 from tests.hopper_terms import rewritten
-from tests.sample import by_turns, draws
+from tests.sample import all_by_turns, by_turns, draws
 from tinygpu.codegen.emit import emit
 from tinygpu.codegen.run.assemble import assemble
 from tinygpu.codegen.run.interpretation import interpret
@@ -59,8 +59,10 @@ def term(mask: str = "causal", start: str = "fa2", dtype: str = "bf16", **others
     return MACHINE.program(attention(dtype, mask=mask), chosen)
 
 
-@pytest.mark.parametrize("mask", ["none", "causal"])
-@pytest.mark.parametrize("start", STARTS)
+@all_by_turns(
+    ("mask", ["none", "causal"]),
+    ("start", STARTS),
+)
 def test_named_points_are_legal_and_covered(start: str, mask: str) -> None:
     """For every number of tiles, each with its own number of blocks; on all chips from sm_80 on."""
     problem = Problem.of(attention(mask=mask), l=2, h=4, g=2, m=999, n=1234, d=128, e=128)
@@ -322,7 +324,7 @@ def test_mutants_that_are_legal_do_not_fail() -> None:
         found.append((name, program, judged(program)["outcome"]))
     outcomes = [outcome for *_, outcome in found]
     assert outcomes.count("illegal") > 10
-    for name, program, _ in [one for one in found if one[2] == "legal"][:3]:
+    for name, program, _ in [one for one in found if one[2] == "legal"][: draws(2, 3)]:
         assert ran(program, orders=ordering(name))["outcome"] in ("survives", "wrong"), name
 
 

@@ -12,7 +12,7 @@ import pytest
 from benchmarks.interpreter_agreement import Data, run
 from tests.hopper_terms import H200, LARGE, broken
 from tests.ptx_runs import unchecked as emit
-from tests.sample import by_turns
+from tests.sample import all_by_turns, by_turns
 from tinygpu.codegen.run.assemble import assemble
 from tinygpu.errors import OperationError
 from tinygpu.legality.concurrency.judge import verdict
@@ -54,8 +54,10 @@ def right(operation: Operation, point: dict[str, Any], text: str = "", n: int = 
     return report.findings == () and data.over(output.astype(np.float64), data.wanted, 200) <= 1
 
 
-@pytest.mark.parametrize("fused", FUSED)
-@pytest.mark.parametrize("point", POINTS)
+@all_by_turns(
+    ("fused", FUSED),
+    ("point", POINTS),
+)
 def test_it_is_legal_and_means_the_operation(fused: str, point: str) -> None:
     operation = operation_of(fused)
     program = Ampere().program(operation, Chosen(POINTS[point]))

@@ -69,10 +69,10 @@ def test_every_mutant_but_the_harmless_is_found(
     """At one trip a tile, and at more trips than there are stages."""
     program, missed, count = hopper(point), [], 0
     assert all(check(program, s) == () for s in sizes)
-    for name, mutant in some(mutants(program), 2):
+    for name, mutant in some(mutants(program), 3):
         found = any(check(mutant, s, seeds=(seed,)) for seed, s in zip(seeds, sizes, strict=True))
         count += found
         if not found and not name.startswith((*HARMLESS, *harmless)):
             missed.append(name)
     assert missed == []
-    assert count >= draws(40, 85)
+    assert count >= draws(25, 85)

@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 
 from tests.attention_terms import tile_value
 from tests.hopper_terms import rewritten
+from tests.sample import all_by_turns, some
 from tests.test_attention_window import by_numpy, sizes
 from tinygpu.codegen.emit import emit
 from tinygpu.codegen.run.assemble import assemble
+from tinygpu.codegen.run.interpretation import COMPLETIONS
 from tinygpu.codegen.run.interpretation import interpret as emulated
 from tinygpu.devices.device import load_device
 from tinygpu.errors import ProgramError
@@ -61,18 +63,19 @@ def term(mask: str = "causal", point: str = "pair multicast", **others: Choosabl
     return Attention().program(attention(mask=mask), Chosen({**STARTS[point], **SMALL, **others}))
 
 
-@pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize(
-    "others",
-    [
-        {"consumers": 2, "tile_n": 176},
-        {"skew": 0, "stages_k": 1},
-        {"consumers": 2, "turns": "named"},
-        {"consumers": 3},
-        {"persistent": 0},
-        {"stages_q": 2, "epilogue": "direct"},
-    ],
-    ids=str,
+@all_by_turns(
+    ("mask", MASKS),
+    (
+        "others",
+        [
+            {"consumers": 2, "tile_n": 176},
+            {"skew": 0, "stages_k": 1},
+            {"consumers": 2, "turns": "named"},
+            {"consumers": 3},
+            {"persistent": 0},
+            {"stages_q": 2, "epilogue": "direct"},
+        ],
+    ),
 )
 def test_it_is_legal_and_its_mask_is_covered(mask: str, others: dict[str, Choosable]) -> None:
     """For every number of tiles and trips; for all m and n."""
@@ -89,8 +92,10 @@ def test_a_pair_may_go_back_and_forth() -> None:
     assert computes(program, sizes(300, 260, h=3, d=16, e=8))
 
 
-@pytest.mark.parametrize("mask", ["none", *MASKS[2:]])
-@pytest.mark.parametrize(("m", "n"), SIZES)
+@all_by_turns(
+    ("mask", ["none", *MASKS[2:]]),
+    ("m, n", SIZES),
+)
 def test_the_interpreter_gives_what_numpy_gives(mask: str, m: int, n: int) -> None:
     random, here, operation = np.random.default_rng(0), sizes(m, n), attention(mask=mask)
     arrays: dict[str, Any] = {
@@ -114,15 +119,18 @@ def test_it_computes_its_operation(mask: str) -> None:
         assert found, str(found)
 
 
-@pytest.mark.parametrize("mask", ["none", "causal", "window:40:25"])
-@pytest.mark.parametrize(("m", "n"), SIZES[:2])
-def test_its_code_is_right(mask: str, m: int, n: int) -> None:
-    found = emulated(term(mask), sizes(m, n), arch="sm_90a")
+@all_by_turns(
+    ("mask", ["none", "causal", "window:40:25"]),
+    ("m, n", SIZES[:2]),
+    ("order", COMPLETIONS),
+)
+def test_its_code_is_right(mask: str, m: int, n: int, order: str) -> None:
+    found = emulated(term(mask), sizes(m, n), arch="sm_90a", completions=(order,))
     assert found.findings == ()
     assert found.error < 0.6
 
 
-@pytest.mark.parametrize("mask", ["none", "causal", "window:1000:0"])
+@pytest.mark.parametrize("mask", some(["none", "causal", "window:1000:0"], 2))
 def test_no_register_is_spilled(mask: str) -> None:
     program = Attention().program(attention(mask=mask), Chosen(STARTS["pair multicast"]))
     code = assemble(emit(program), "sm_90a")

@@ -14,7 +14,9 @@ import pytest
 
 from tests.fake_gpu import Array, Gpu
 from tests.hopper_terms import rewritten
+from tests.sample import all_by_turns
 from tinygpu.codegen.run.arguments import contract_of
+from tinygpu.codegen.run.interpretation import COMPLETIONS
 from tinygpu.codegen.run.interpretation import interpret as emulated
 from tinygpu.codegen.run.launch import Kernel
 from tinygpu.devices.device import load_device
@@ -95,8 +97,10 @@ def test_minus_infinity_is_right_where_it_is_meant_alone() -> None:
     assert ratio.tolist() == [0.0, np.inf, np.inf, np.inf, np.inf, 0.0]
 
 
-@pytest.mark.parametrize("point", ["fa2", "fa3 without turns", "tma store"])
-@pytest.mark.parametrize("mask", ["none", "causal"])
+@all_by_turns(
+    ("point", ["fa2", "fa3 without turns", "tma store"]),
+    ("mask", ["none", "causal"]),
+)
 def test_the_term_is_legal_and_computes_both(point: str, mask: str) -> None:
     """The ring has a logarithm: log-sum-exp is exact there, as the maximum cancels in it."""
     program = term(point, mask)
@@ -119,11 +123,14 @@ def test_the_interpreter_gives_what_numpy_gives(mask: str, dtype: str) -> None:
     assert np.abs(run.outputs["lse"][seen] - wanted[seen]).max() < 1e-5
 
 
-@pytest.mark.parametrize("point", ["fa3 without turns", "tma store"])
-@pytest.mark.parametrize("mask", ["none", "causal"])
-def test_its_code_is_right(point: str, mask: str) -> None:
+@all_by_turns(
+    ("point", ["fa3 without turns", "tma store"]),
+    ("mask", ["none", "causal"]),
+    ("order", COMPLETIONS),
+)
+def test_its_code_is_right(point: str, mask: str, order: str) -> None:
     """By the emulator, whatever the order of what is asynchronous; the logarithm is lg2.approx."""
-    found = emulated(term(point, mask), RUN, arch="sm_90a")
+    found = emulated(term(point, mask), RUN, arch="sm_90a", completions=(order,))
     assert found.findings == ()
     assert found.error < 0.5
 

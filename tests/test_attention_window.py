@@ -13,6 +13,8 @@ import pytest
 from tests.attention_terms import tile_value
 from tests.hopper_terms import rewritten
 from tests.hostile_attention import base
+from tests.sample import all_by_turns, some
+from tinygpu.codegen.run.interpretation import COMPLETIONS
 from tinygpu.codegen.run.interpretation import interpret as emulated
 from tinygpu.devices.device import load_device
 from tinygpu.isa.memory import DTYPES
@@ -76,9 +78,11 @@ def test_its_edges_are_read_off_the_mask() -> None:
     assert window_of(attention(mask="causal")) == (None, 0)
 
 
-@pytest.mark.parametrize("mask", WINDOWS)
-@pytest.mark.parametrize("consumers", [1, 2])
-@pytest.mark.parametrize("tile_n", [64, 176])
+@all_by_turns(
+    ("mask", WINDOWS),
+    ("consumers", [1, 2]),
+    ("tile_n", [64, 176]),
+)
 def test_it_is_legal_and_its_mask_is_covered(mask: str, consumers: int, tile_n: int) -> None:
     """For every number of tiles and trips; for all m and n."""
     program = term(mask, consumers=consumers, tile_n=tile_n)
@@ -86,7 +90,7 @@ def test_it_is_legal_and_its_mask_is_covered(mask: str, consumers: int, tile_n: 
     assert str(mask_cover(program)) == "mask cover proved for every m, n"
 
 
-@pytest.mark.parametrize("point", STARTS)
+@pytest.mark.parametrize("point", some(STARTS, 2))
 def test_named_points_keep_the_laws(point: str) -> None:
     d = min(128, int(STARTS[point]["depth"]))
     problem = Problem.of(attention(mask="window:1000:0"), **sizes(4096, 4096, h=8, d=d, e=d))
@@ -95,8 +99,10 @@ def test_named_points_keep_the_laws(point: str) -> None:
     assert mask_cover(program)
 
 
-@pytest.mark.parametrize(("m", "n"), SIZES)
-@pytest.mark.parametrize("mask", WINDOWS)
+@all_by_turns(
+    ("m, n", SIZES),
+    ("mask", WINDOWS),
+)
 def test_the_interpreter_gives_what_numpy_gives(mask: str, m: int, n: int) -> None:
     """Also where rows see no key, where there is one row, and where blocks are cut by both."""
     random, here = np.random.default_rng(0), sizes(m, n)
@@ -114,10 +120,13 @@ def test_the_interpreter_gives_what_numpy_gives(mask: str, m: int, n: int) -> No
     assert np.abs(run.outputs["o"][0, 0, 0] - wanted).max() < 0.03
 
 
-@pytest.mark.parametrize("mask", WINDOWS[1:4])
-@pytest.mark.parametrize(("m", "n"), SIZES[:2])
-def test_its_code_is_right(mask: str, m: int, n: int) -> None:
-    found = emulated(term(mask, "tma store"), sizes(m, n), arch="sm_90a")
+@all_by_turns(
+    ("mask", WINDOWS[1:4]),
+    ("m, n", SIZES[:2]),
+    ("order", COMPLETIONS),
+)
+def test_its_code_is_right(mask: str, m: int, n: int, order: str) -> None:
+    found = emulated(term(mask, "tma store"), sizes(m, n), arch="sm_90a", completions=(order,))
     assert found.findings == ()
     assert found.error < 0.6
 
@@ -292,15 +301,19 @@ SPLIT = {
 }
 
 
-@pytest.mark.parametrize("which", SPLIT)
-@pytest.mark.parametrize("turns", [1, 2, 3])
+@all_by_turns(
+    ("which", SPLIT),
+    ("turns", [1, 2, 3]),
+)
 def test_a_statement_in_two_parts_is_whole(which: str, turns: int) -> None:
     """What is not in the last turns and what is in them: together each turn, and so legal."""
     assert verdict(split(SPLIT[which], turns, turns)).outcome == "legal"
 
 
-@pytest.mark.parametrize("which", SPLIT)
-@pytest.mark.parametrize(("near", "far"), [(1, 2), (0, 1), (2, 4)])
+@all_by_turns(
+    ("which", SPLIT),
+    ("near, far", [(1, 2), (0, 1), (2, 4)]),
+)
 def test_a_turn_without_it_is_illegal(which: str, near: int, far: int) -> None:
     assert verdict(split(SPLIT[which], near, far)).outcome == "illegal"
 

@@ -48,7 +48,7 @@ H200: dict[str, Any] = json.loads(
 )
 FIXED = " ".join(f"--fix {name}={value}" for name, value in SIMT.decisions)
 ONE = f"search matmul -m 64 -n 64 -k 64 {FIXED}"
-SMALL = "search matmul --machine hopper -m 64 -n 64 -k 64"
+SMALL = "search matmul --machine hopper -m 64 -n 64 -k 64 --fix swap=0 --fix cluster_k=1"
 ASK = "ask matmul -m 64 -n 64 -k 64 --machine hopper"
 PROVE = "prove matmul -m 64 -n 64 -k 64 --machine hopper"
 MATMUL = "search matmul -m 64 -n 64 -k 64"

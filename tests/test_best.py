@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.sample import some
 from tinygpu.devices.device import load_device
 from tinygpu.machines.simt import LADDER, Simt
 from tinygpu.search.exact.best import Ranking, rank
@@ -22,13 +23,13 @@ DEVICE = load_device("h200")
 SPACES: list[tuple[tuple[int, int, int], dict[str, Any]]] = [
     (
         (512, 384, 256),
-        {**LADDER["multi-stage"], "tile_m": (32, 64, 128), "thread_m": (4, 8), "lanes_m": (2, 4, 8),
-         "tile_k": (8, 16), "issue": (0, 1, 2), "raster": (1, 4), "ctas_per_sm": (1, 2),
-         "pad_a": (0, 4)},
+        {**LADDER["multi-stage"], "tile_m": some((32, 64, 128), 2), "thread_m": (4, 8),
+         "lanes_m": (2, 4, 8), "tile_k": (8, 16), "issue": some((0, 1, 2), 2), "raster": (1, 4),
+         "ctas_per_sm": (1, 2), "pad_a": (0, 4)},
     ),
     (
         (1000, 999, 77),
-        {**LADDER["naive"], "tile_m": (8, 32), "tile_n": (32, 64), "lanes_m": (1, 4, 32),
+        {**LADDER["naive"], "tile_m": (8, 32), "tile_n": (32, 64), "lanes_m": some((1, 4, 32), 2),
          "order": ("n", "m"), "addressing": ("pointer", "i64"), "thread_n": (1, 2),
          "accumulator": ("f32", "f64", "f32+f64"), "edges": ("guard", "return"),
          "split_k": (1, 4), "combine": ("st", "red")},
@@ -37,7 +38,7 @@ SPACES: list[tuple[tuple[int, int, int], dict[str, Any]]] = [
         (256, 256, 4096),
         {**LADDER["tuned"], "pipeline": ("none", "register", "cp.async"), "stages": (1, 2, 3),
          "a_layout": ("km", "mk"), "vector_a": (1, 4), "split_k": (1, 8), "pad_a": (0, 4),
-         "combine": ("st", "red"), "tile_k": (8, 16, 32), "vector_c": (1, 4)},
+         "combine": ("st", "red"), "tile_k": some((8, 16, 32), 2), "vector_c": (1, 4)},
     ),
 ]  # fmt: skip
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.blackwell_terms import B200, LAYOUTS, small, term
 from tests.hopper_terms import dos, rebuffered
 from tests.ptx_runs import unchecked as emit
+from tests.sample import all_by_turns
 from tinygpu.codegen.kernel.scope import value_coordinates
 from tinygpu.codegen.rules.tcgen05 import cta_group, instruction_descriptor
 from tinygpu.codegen.run.assemble import assemble
@@ -87,8 +88,10 @@ def test_types_have_their_kinds(dtype: str, kind: str, bits: int) -> None:
     assert "0 bytes spill stores" in assemble(text, "sm_100a").messages
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("start", ["small", "ring", "cluster", "narrow pair", "wide pair"])
+@all_by_turns(
+    ("layout", LAYOUTS),
+    ("start", ["small", "ring", "cluster", "narrow pair", "wide pair"]),
+)
 def test_code_assembles_without_spills(start: str, layout: str) -> None:
     program = term(start, layout)
     text = emit(program, "sm_100a")

@@ -13,6 +13,7 @@ import pytest
 from tests.async_mutants import mutants
 from tests.blackwell_terms import LAYOUTS, built, small, term
 from tests.hopper_terms import dos, rebuffered, rewritten
+from tests.sample import all_by_turns
 from tinygpu.legality.concurrency.judge import verdict
 from tinygpu.machines.blackwell import STARTS
 from tinygpu.meaning.interpret import check
@@ -36,8 +37,10 @@ def test_named_points_are_right_at_ragged_sizes(start: str) -> None:
     assert check(small(start), SIZES, seeds=(0, 1)) == ()
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("start", ["small", "pair", "narrow pair"])
+@all_by_turns(
+    ("layout", LAYOUTS),
+    ("start", ["small", "pair", "narrow pair"]),
+)
 def test_every_layout_is_right(start: str, layout: str) -> None:
     program = term(start, layout, stages=2)
     assert check(program, {"m": 136, "n": 136, "k": 72}, seeds=(3,)) == ()

@@ -16,7 +16,7 @@ import pytest
 from tests.blackwell_terms import B200, LAYOUTS, broken, built, small
 from tests.hopper_terms import rewritten
 from tests.ptx_runs import run_matmul, unchecked
-from tests.sample import by_turns
+from tests.sample import by_turns, draws
 from tinygpu.codegen.emit import emit
 from tinygpu.codegen.run.assemble import assemble
 from tinygpu.isa.instructions import INSTRUCTIONS
@@ -80,7 +80,7 @@ def test_many_warps_release_tensor_memory() -> None:
     more: dict[str, Value] = {"store_stages": 4, "accumulators": 1, "cluster_m": 2, "cluster_n": 4}
     values = {**STARTS["persistent"], **changes, **more, "raster": 2, "early": 1}
     program = Blackwell().program(matmul("tf32", layout="nt"), Chosen(values))
-    sizes = {"m": 136, "n": 72, "k": 68}
+    sizes = {"m": draws(72, 136), "n": 72, "k": 68}
     outcome = run_matmul(program, sizes, arch="sm_100a", clusters=2, completion="random")
     assert outcome.right
     assert outcome.report.findings == ()

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.sample import draws
+from tests.sample import all_by_turns, draws
 from tests.test_builder import told
 from tinygpu.isa.fragment import FRAGMENTS
 from tinygpu.isa.memory import DTYPES
@@ -76,8 +76,10 @@ def one_warp(layout: str, dtype: str) -> Program:
     return trace("one_warp", forward, matmul(dtype, "f32", layout))
 
 
-@pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
-@pytest.mark.parametrize("dtype", ["bf16", "f16", "tf32"])
+@all_by_turns(
+    ("layout", ["nn", "nt", "tn", "tt"]),
+    ("dtype", ["bf16", "f16", "tf32"]),
+)
 def test_a_warps_product_is_legal_and_right(layout: str, dtype: str) -> None:
     program = one_warp(layout, dtype)
     assert verdict(program).legal

@@ -125,6 +125,7 @@ def test_search_as_json_is_in_order() -> None:
     assert first["bottleneck"] == max(first["parts_seconds"], key=first["parts_seconds"].get)
 
 
+@pytest.mark.usefixtures("believed")
 def test_a_known_fault_of_ptxas_is_named(
     legal: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,6 +143,7 @@ def test_a_known_fault_of_ptxas_is_named(
     assert "ptxas_fault" not in json.loads(tinygpu(*SEARCH, "--json").stdout)
 
 
+@pytest.mark.usefixtures("believed")
 def test_search_may_ask_ptxas_before_one_is_trusted() -> None:
     """The same schedules as by the term, with the times of their code, in order."""
     words = (*SEARCH[:-1], "45", "--json", "--spread", ",".join(OPEN))

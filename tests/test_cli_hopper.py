@@ -40,6 +40,7 @@ def test_hopper_goes_through_every_command(hopper: Path, tmp_path: Path) -> None
     assert "hopper" in tinygpu("machines").stdout
 
 
+@pytest.mark.usefixtures("believed")
 def test_several_schedules_are_emitted_into_a_folder(tmp_path: Path) -> None:
     """PTX and cubin of each, in a folder; what was not given right is said in a line."""
     problem = Problem.of(matmul("bf16", layout="nt"), m=4096, n=4096, k=4096)

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from tests.fake_gpu import Card
-from tests.sample import some
+from tests.sample import SOAK, some
 from tinygpu.cli import app
 from tinygpu.codegen.emit import emit
 from tinygpu.codegen.run import interpretation
@@ -25,7 +25,7 @@ POINTS: dict[str, tuple[Mapping[str, Value], str, str, str]] = {
     "simt": (simt.LADDER["multi-stage"], "f32", "nn", "h200"),
     "hopper": (hopper.STARTS["pingpong"], "bf16", "nt", "h200"),
     "ampere": (ampere.STARTS["deep"], "bf16", "nt", "a100"),
-    "blackwell": (blackwell.STARTS["cluster"], "bf16", "nt", "b200"),
+    "blackwell": (blackwell.STARTS["cluster" if SOAK else "ring"], "bf16", "nt", "b200"),
 }
 
 ONE_TILE = ("-m", 20, "-n", 20, "-k", 40)

@@ -26,6 +26,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
+from tests.believed import believe
 from tests.sample import draws
 from tests.test_bad_input import complaint, tree_of
 from tinygpu.cli import app
@@ -50,6 +51,8 @@ from tinygpu.search.tuning.shape import Shape, matmul_shape
 from tinygpu.term.machine import Choice, Machine, Value
 from tinygpu.term.operation import matmul
 from tinygpu.term.schedule import Schedule, from_json
+
+pytestmark = pytest.mark.usefixtures("believed")
 
 OPEN: dict[str, tuple[Value, ...]] = {
     "tile_m": (32, 64, 128),
@@ -110,6 +113,7 @@ class Here:
 
 
 def patch(patched: pytest.MonkeyPatch) -> None:
+    believe(patched)
     patched.setitem(MACHINES, "simt", few(Simt, {**FIXED, **OPEN}))
     patched.setattr(dispatching, "Fleet", Here)
 

@@ -18,6 +18,7 @@ import pytest
 
 from tests import fleet_jobs
 from tests.fake_gpu import Card, CupyArray, Gpu, Nothing
+from tests.sample import some
 from tests.test_bad_input import complaint
 from tests.test_dispatch import FIXED, OPEN, SMALL, Here, done, few, manifest, tinygpu
 from tinygpu.codegen.run import build, measure
@@ -36,6 +37,8 @@ from tinygpu.search.tuning.shape import Shape, ends_of
 from tinygpu.term.operation import Groups, Problem, grouped_matmul
 from tinygpu.term.program import Program
 from tinygpu.term.schedule import from_json
+
+pytestmark = pytest.mark.usefixtures("believed")
 
 # The fleet: processes of their own.
 
@@ -174,7 +177,9 @@ def test_nothing_fails(pretended: None, tmp_path: Path) -> None:
     assert "left out" not in said
 
 
-@pytest.mark.parametrize("why", ["wrong", "it hangs: no answer in 45 s", "its process died"])
+@pytest.mark.parametrize(
+    "why", some(["wrong", "it hangs: no answer in 45 s", "its process died"], 2)
+)
 def test_a_candidate_that_fails_loses_its_place(
     why: str, pretended: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

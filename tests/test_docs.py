@@ -99,7 +99,7 @@ def pages_run_together() -> dict[str, list[Path]]:
 
 NAVIGATION = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
 RUN_TOGETHER = pages_run_together()
-LONG = {"tutorial", "ask", "dispatch", "nothing-legal"}
+LONG = {"tutorial", "ask", "dispatch", "nothing-legal", "launch", "schedule", "report"}
 """Pages of many searches, run at a soak; tests of the commands have cases of the same kinds."""
 
 

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from tests.ptx_runs import unchecked as emit
-from tests.sample import SHARED, by_turns
+from tests.sample import SHARED, all_by_turns, by_turns, draws
 from tinygpu.codegen.emit import signature
 from tinygpu.codegen.run.assemble import assemble
-from tinygpu.codegen.run.interpretation import interpret
+from tinygpu.codegen.run.interpretation import COMPLETIONS, interpret
 from tinygpu.devices.device import load_device
 from tinygpu.errors import ProgramError
 from tinygpu.legality.concurrency.judge import verdict
@@ -138,7 +138,7 @@ def test_legal_schedules_assemble() -> None:
         "tile_k": (4, 8, 16),
     }
     space = Space(Simt(), problem, load_device("h200"), fixed=fixed)
-    for schedule in space.sample(np.random.default_rng(0), 12):
+    for schedule in space.sample(np.random.default_rng(0), draws(5, 12)):
         program = schedule.program(Simt(), problem.operation)
         assert assemble(emit(program, sizes=dict(problem.sizes)), "sm_90a").registers > 0
 
@@ -285,14 +285,18 @@ def test_what_is_always_inside_is_not_asked(k: int, asks: bool) -> None:
     assert len(re.findall(r"^\$partly", aside, re.M)) == text.count("bra $partly")
 
 
-@pytest.mark.parametrize("pipeline", ["none", "register", "cp.async", "cp.async+ld.shared"])
-@pytest.mark.parametrize("specialised", [0, 1])
-def test_whole_tiles_and_others_are_right(pipeline: str, specialised: int) -> None:
+@all_by_turns(
+    ("pipeline", ["none", "register", "cp.async", "cp.async+ld.shared"]),
+    ("specialised", [0, 1]),
+    ("order", COMPLETIONS),
+)
+def test_whole_tiles_and_others_are_right(pipeline: str, specialised: int, order: str) -> None:
     """Of a grid some tiles are whole along both axes, along one, along none; k ends in a step."""
     stages = {"none": 1, "register": 2}.get(pipeline, 3)
     values = {**FRAGMENTS, "pipeline": pipeline, "stages": stages, "issue": int(stages > 1)}
     values |= {"guards": "tile", "specialised": specialised, "a_layout": "km", "vector_shared": 1}
     program = simt({**values, "vector_a": 1, "vector_b": 1, "vector_c": 1})
     for k in (8, 24, 21):
-        found = interpret(program, {"m": 37, "n": 35, "k": k}, arch="sm_90a")
+        sizes = {"m": 37, "n": 35, "k": k}
+        found = interpret(program, sizes, arch="sm_90a", completions=(order,))
         assert found.right, found

@@ -309,7 +309,7 @@ def test_an_instruction_cache_is_a_cause_where_it_is_outgrown() -> None:
     assert excesses(look(rung("tuned")))["instruction cache"] == 0
 
 
-@pytest.mark.parametrize("name", some(["naive", "vectorised", "multi-stage"], 2))
+@pytest.mark.parametrize("name", some(["naive", "vectorised", "multi-stage"], 3))
 def test_decisions_are_sorted_by_what_their_legal_values_do(name: str) -> None:
     """Gains, idle and stuck decisions against every single change, tried afresh."""
     schedule, why = rung(name), explained(rung(name))

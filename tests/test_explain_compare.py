@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import pytest
 
-from tests.sample import some
+from tests.sample import SOAK, some
 from tests.test_explain import (
     H200,
     SIMT,
@@ -96,15 +96,16 @@ def test_a_lever_is_the_fastest_value_that_lowers_the_cause() -> None:
 
 def test_pairs_are_compared_at_once_as_each_alone() -> None:
     """Scored together, over a space, the walks are those of ``compare``, to the letter."""
-    names = ("shared", "tuned", "warp-tiled", "multi-stage")
+    between = ["warp-tiled"] if SOAK else []
+    names = ("shared", "tuned", *between, "multi-stage")
     texts = comparisons([rung(name) for name in names], SIMT, STORY, H200)
-    assert sorted(texts) == list(combinations(range(4), 2))
-    for i, j in ((0, 1), (1, 2), (2, 3)):
+    assert sorted(texts) == list(combinations(range(len(names)), 2))
+    for i, j in pairwise(range(len(names))):
         assert texts[i, j] == str(walked(names[i], names[j]))
 
 
 def test_compared_with_itself_and_the_other_way_round() -> None:
-    same = compare(rung("tuned"), rung("tuned"), SIMT, STORY, H200)
+    same = compare(rung("naive"), rung("naive"), SIMT, STORY, H200)
     assert (same.winner, same.steps) == ("neither", ())
     assert "cannot tell" in str(same)
-    assert compare(rung("tuned"), rung("shared"), SIMT, STORY, H200).winner == "A"
+    assert compare(rung("shared"), rung("naive"), SIMT, STORY, H200).winner == "A"

@@ -255,8 +255,10 @@ class Noting:
             return self
         asks = sys._getframe(1).f_code
         generated = asks.co_filename == "<string>" or asks.co_name.startswith("__")
-        if not generated and "dataclasses" not in asks.co_filename and not building():
-            self.seen.add(f"{type(part).__name__}.{self.name}")
+        if not generated and "dataclasses" not in asks.co_filename:
+            read = f"{type(part).__name__}.{self.name}"
+            if read not in self.seen and not building():  # which walks up the stack
+                self.seen.add(read)
         return self.slot.__get__(part, owner)
 
     def __set__(self, part: Any, value: Any) -> None:

@@ -56,7 +56,7 @@ def test_recorded_times_of_reds_are_without_the_launch_that_clears() -> None:
     assert fit.errors([known], {})[0] < math.log(float(call.seconds) / run.seconds)
 
 
-@pytest.mark.parametrize("size", some([2048, 4096, 8192], 2))
+@pytest.mark.parametrize("size", some([2048, 4096, 8192], 3, 2))
 def test_the_model_ranks_the_fast_schedules(size: int) -> None:
     """Of what was measured of the model's older choices, the fastest is among its first twelve."""
     rows = [row for row in load_rows("simt_top", FOLDER) if row["m"] == size]

@@ -63,14 +63,11 @@ def every_k(name: str) -> tuple[int, ...]:
     return (8, 136, 64 * 9) if POINTS[name][0] != "tn" else (1, 65, 64 * 9 - 7)
 
 
-@pytest.mark.parametrize("name", POINTS)
-def test_the_term_is_right_at_any_k(name: str) -> None:
+@pytest.mark.parametrize(("name", "seed"), by_turns(POINTS, range(3)))
+def test_the_term_is_right_at_any_k(name: str, seed: int) -> None:
     """Also where some of the CTAs have no part of k at all."""
-    program = shared(name)
-    for seed, k in enumerate(every_k(name)):
-        assert (
-            check(program, {"m": 72, "n": 72, "k": k}, seeds=(seed, seed + 5)[: draws(1, 2)]) == ()
-        )
+    sizes = {"m": 72, "n": 72, "k": every_k(name)[seed]}
+    assert check(shared(name), sizes, seeds=(seed, seed + 5)[: draws(1, 2)]) == ()
 
 
 @pytest.mark.parametrize("name", POINTS)

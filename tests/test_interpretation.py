@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.sample import by_turns
 from tinygpu.codegen.emit import emit
 from tinygpu.codegen.emulator import Module
-from tinygpu.codegen.run.interpretation import execute, interpret
+from tinygpu.codegen.run.interpretation import COMPLETIONS, execute, interpret
 from tinygpu.isa.memory import DTYPES
 from tinygpu.machines import MACHINES, ampere, blackwell, hopper, simt
 from tinygpu.term.machine import Chosen
@@ -39,12 +40,12 @@ def term(name: str) -> Program:
     return MACHINES[machine].program(operation, Chosen(dict(point)))
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_it_is_right(name: str) -> None:
+@pytest.mark.parametrize(("name", "completion"), by_turns(CASES, COMPLETIONS))
+def test_it_is_right(name: str, completion: str) -> None:
     """Over the edges, in every order, whatever is fused."""
     program = term(name)
     sizes = dict.fromkeys(program.operation.axes, 2) | {"m": 72, "n": 136, "k": 104}
-    found = interpret(program, sizes, arch=CASES[name][3], seed=3)
+    found = interpret(program, sizes, arch=CASES[name][3], seed=3, completions=(completion,))
     assert found.findings == ()
     assert 0 < found.error <= 1
     assert found.right

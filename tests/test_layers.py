@@ -177,7 +177,7 @@ EXAMPLES = sorted(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("example", some(EXAMPLES, 4))
+@pytest.mark.parametrize("example", some(EXAMPLES, 5))
 def test_example_runs(example: str, tmp_path: Path) -> None:
     """An example runs from any folder; tests/test_examples.py runs them all, here."""
     run = subprocess.run(

@@ -75,7 +75,7 @@ def by_force(start: Schedule) -> dict[tuple[str, Value], tuple[int, float]]:
     return best
 
 
-@settings(max_examples=draws(8, 20))
+@settings(max_examples=draws(4, 20))
 @given(st.integers(0, 10**6))
 def test_single_changes_are_those_of_brute_force(number: int) -> None:
     """Every change that can be mended, with as few further ones as it takes; no other."""

@@ -154,6 +154,7 @@ def test_a_bundle_needs_no_file_of_the_users(own: str, tmp_path: Path) -> None:
     assert run.stdout == "rows ('rows', 'columns') k00\n", run.stderr
 
 
+@pytest.mark.usefixtures("believed")
 def test_other_operations_are_dispatched_along_any_axis(own: str) -> None:
     words = ("dispatch", "softmax", "-i", 8, "-j", "32,64", "--kernels", 1, "--no-measure")
     text = said(*words, "--out", "s")

@@ -11,7 +11,7 @@ import pytest
 
 from tests.hopper_terms import rewritten, term
 from tests.ptx_runs import unchecked as emit
-from tests.sample import by_turns
+from tests.sample import all_by_turns, by_turns
 from tests.term_threads import Thread
 from tests.test_roles import agree, threads_of
 from tinygpu.codegen.kernel.peel import Rest, Short, apart, written_out
@@ -162,8 +162,10 @@ def test_a_thread_does_what_the_term_says_at_any_trips(
         agree(program, text, thread)
 
 
-@pytest.mark.parametrize("trips", [1, 2, 3, 5])
-@pytest.mark.parametrize("when", ENDS.values(), ids=ENDS)
+@all_by_turns(
+    ("trips", [1, 2, 3, 5]),
+    ("when", ENDS.values()),
+)
 def test_products_under_a_guard(when: When, trips: int) -> None:
     """At either end, of few trips too; the guard of the release stands beside it."""
     for start in ("ring", "persistent"):

@@ -19,6 +19,7 @@ from tests.test_cli import tinygpu
 from tinygpu.codegen.emit import emit
 from tinygpu.codegen.emulator import Module
 from tinygpu.codegen.run.arguments import contract_of, dense
+from tinygpu.codegen.run.interpretation import COMPLETIONS
 from tinygpu.codegen.run.interpretation import interpret as emulate
 from tinygpu.codegen.run.launch import Kernel
 from tinygpu.codegen.runtime.contract import Contract
@@ -203,8 +204,9 @@ def test_interpreter_and_code_agree_with_the_operation(name: str) -> None:
     built = plan(name, 2, **small)
     sizes = reduced(Problem.of(OPERATIONS[name], **DEEP.sizes), built)
     assert all(sizes[axis] % 64 for axis in "mn")
-    assert check(built, sizes, seeds=(0, 1)) == ()
-    assert emulate(built, sizes, arch="sm_90a").right
+    assert check(built, sizes, seeds=(0, 1)[: draws(1, 2)]) == ()
+    orders = COMPLETIONS[: draws(1, 3)]
+    assert emulate(built, sizes, arch="sm_90a", completions=orders).right
 
 
 def test_a_second_kernel_that_does_not_wait_races() -> None:
@@ -336,15 +338,15 @@ def test_a_plan_that_cannot_take_arrays_says_why(fake: Gpu) -> None:
 def test_the_command_line_takes_a_plan(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     path.write_text(to_json(schedule(tile_m=64, tile_n=64, store_n=64), DEEP, device="h100"))
-    told = tinygpu("check", str(path)).stdout
-    assert "legal" in told
-    assert "add_parts" in told
     tinygpu("emit", str(path), "--output", str(tmp_path / "plan.ptx"), "--term",
             str(tmp_path / "plan.term"))  # fmt: skip
     assert (tmp_path / "plan.ptx").read_text().count(".visible .entry") == 2
     texts = [(tmp_path / name).read_text() for name in ("plan.term", "plan.2.term")]
     assert [parse(text).name for text in texts] == ["hopper_parts", "add_parts"]
-    assert tinygpu("check", str(path), "--certificate", str(tmp_path / "k.json")).exit_code == 0
+    told = tinygpu("check", str(path), "--certificate", str(tmp_path / "k.json"))
+    assert told.exit_code == 0
+    assert "legal" in told.stdout
+    assert "add_parts" in told.stdout
     for term, certificate in (("plan.term", "k.json"), ("plan.2.term", "k.2.json")):
         verified = tinygpu("verify", str(tmp_path / term), str(tmp_path / certificate))
         assert verified.exit_code == 0, verified.output

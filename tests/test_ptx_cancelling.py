@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tests.sample import draws
 from tinygpu.codegen.emulator import Memory, Module, Report, launch
 
 START = """.version 8.6
@@ -78,5 +79,5 @@ def test_faults(old: str, new: str, kind: str, said: str) -> None:
     ask = ASK.replace("A:", "B:").replace("bra A", "bra B")
     more = f"{flip} {ask} V{WAIT[1:].replace('bra W', 'bra V')}"
     text = GOOD.replace(old, new).replace("E: ret;", f"E: ret; N: {more} ret;")
-    report, _ = run(text, limit=20_000)
+    report, _ = run(text, limit=draws(3_000, 20_000))
     assert any(f.kind == kind and said in f.message for f in report.findings), report

@@ -179,8 +179,9 @@ def test_lock(seed: int, completion: str) -> None:
     """A lock that lanes and CTAs wait for: the loop that polls starves nobody."""
     words, totals = np.zeros(4, np.int32), np.zeros(2, np.float32)
     words[2] = 100
-    x = np.arange(128, dtype=np.float32)
-    report = run("lock", 2, 64, words, totals, x, completion=completion, seed=seed)
+    threads = draws(32, 64)  # each polls while another has the lock: the cube of their number
+    x = np.arange(2 * threads, dtype=np.float32)
+    report = run("lock", 2, threads, words, totals, x, completion=completion, seed=seed)
     assert report.findings == ()
     assert totals.tolist() == [x.sum(), x.sum()]
-    assert words.tolist() == [0, 128 % 7, 0, 0]
+    assert words.tolist() == [0, 2 * threads % 7, 0, 0]

@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks.interpreter_speed import POINTS
 from tests.ptx_runs import run_matmul, term_of
-from tests.sample import by_turns, draws
+from tests.sample import all_by_turns, by_turns, draws
 from tinygpu.machines.hopper import STARTS
 from tinygpu.machines.simt import LADDER
 
@@ -48,8 +48,10 @@ def test_the_ladder(name: str) -> None:
         assert outcome.report.findings == ()
 
 
-@pytest.mark.parametrize("completion", COMPLETIONS)
-@pytest.mark.parametrize("name", VARIANTS)
+@all_by_turns(
+    ("completion", COMPLETIONS),
+    ("name", VARIANTS),
+)
 def test_variants(name: str, completion: str) -> None:
     """Asynchronous copies, other types of sums, other addresses."""
     point, dtype = VARIANTS[name]

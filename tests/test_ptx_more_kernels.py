@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.ptx_runs import run_matmul, term_of
-from tests.sample import by_turns
+from tests.sample import all_by_turns, by_turns, draws
 from tinygpu.codegen.emulator import Memory, Module, Report, TensorMap, launch
 from tinygpu.machines import ampere, blackwell
 
@@ -30,7 +30,7 @@ def test_ampere_and_blackwell(machine: str, point: dict[str, Any], completion: s
     program = term_of(machine, point, "bf16", "nt")
     whole = {"m": 256, "n": 256, "k": 256}
     exact = point.get("edges", "guard") == "exact"
-    sizes = whole if exact else {"m": 264, "n": 328, "k": 168}
+    sizes = whole if exact else {"m": 264, "n": draws(168, 328), "k": 168}
     outcome = run_matmul(program, sizes, arch="sm_100a", clusters=1, completion=completion)
     assert outcome.right
     assert outcome.report.findings == ()
@@ -73,8 +73,10 @@ def handmade(name: str, text: str = "", **how: Any) -> tuple[Report, bool]:
     return report, bool(error < (1e-6 if wide else 1e-2))
 
 
-@pytest.mark.parametrize("completion", COMPLETIONS)
-@pytest.mark.parametrize("name", HANDMADE)
+@all_by_turns(
+    ("completion", COMPLETIONS),
+    ("name", HANDMADE),
+)
 def test_by_hand(name: str, completion: str) -> None:
     """mma.sync, wgmma in a cluster, tcgen05 of one CTA and of a pair; most ran on silicon."""
     report, right = handmade(name, completion=completion)

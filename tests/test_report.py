@@ -13,6 +13,7 @@ from matplotlib.image import imread
 from matplotlib.patches import Rectangle
 from typer.testing import CliRunner
 
+from tests.sample import all_by_turns
 from tests.test_cli import FIX, tinygpu
 from tinygpu.cli import app
 from tinygpu.cli.layout_picture import layout_figure
@@ -117,8 +118,10 @@ def test_measured_counts_what_is_within_15_percent() -> None:
     assert png(figure)[:4] == b"\x89PNG"
 
 
-@pytest.mark.parametrize("machine", [Simt(), Hopper()], ids=["simt", "hopper"])
-@pytest.mark.parametrize("picture", ["layout", "timeline", "times"])
+@all_by_turns(
+    ("machine", [Simt(), Hopper()]),
+    ("picture", ["layout", "timeline", "times"]),
+)
 def test_plot_commands_write_pictures(picture: str, machine: Machine, tmp_path: Path) -> None:
     path = tmp_path / "one.json"
     simt = machine.name == "simt"

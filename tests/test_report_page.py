@@ -22,6 +22,7 @@ import pytest
 from matplotlib.image import imread
 from plotly.offline import get_plotlyjs
 
+from tests.believed import believe
 from tests.fake_gpu import Card
 from tests.sample import SOAK
 from tests.test_cli import FIX, SEARCH, complaint, tinygpu
@@ -97,7 +98,9 @@ def page_of(folder: Path) -> Page:
 def searched(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of a search, with a report: three schedules, the third of which failed."""
     folder = tmp_path_factory.mktemp("found") / "best"
-    assert tinygpu(*SEARCH, "--out", folder).exit_code == 0
+    with pytest.MonkeyPatch.context() as patch:
+        believe(patch)
+        assert tinygpu(*SEARCH, "--out", folder).exit_code == 0
     given = [read_schedule(folder / f"0{n}.json", "h200") for n in (1, 2, 3)]
     other = given[0].schedule.with_(raster=1, pad_a=8, issue=0)
     assert other not in [one.schedule for one in given]
@@ -343,6 +346,7 @@ def test_a_wrong_kernel_fails_the_demo(
     assert section["facts"]["interpreted"].endswith(": a <race> in smem_a")
 
 
+@pytest.mark.usefixtures("believed")
 def test_a_demo_on_a_hopper_measures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, card: Card
 ) -> None:

@@ -11,6 +11,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from tests.sample import SHARED, draws
+from tests.test_dispatch import Here
+from tests.test_dispatch import few as machine_of_few
 from tinygpu.cli import app
 from tinygpu.cli.given import in_order
 from tinygpu.codegen.emit import emit
@@ -19,9 +21,10 @@ from tinygpu.codegen.run.interpretation import execute
 from tinygpu.devices.device import load_device
 from tinygpu.errors import ScheduleError
 from tinygpu.isa.memory import DTYPES
-from tinygpu.machines import MACHINES
+from tinygpu.machines import MACHINES, ampere
+from tinygpu.search.tuning import dispatching
 from tinygpu.space.space import Space
-from tinygpu.term.machine import Machine
+from tinygpu.term.machine import Machine, Value
 from tinygpu.term.operation import Operation, Problem, matmul
 from tinygpu.term.schedule import Schedule
 
@@ -65,7 +68,7 @@ def test_in_order_is_one_result_for_all_schedules_and_every_m(name: str) -> None
     """Bit by bit: tiles, stages, clusters, swaps; and the first rows of fewer rows."""
     fixed = MACHINES[name].in_order
     assert fixed is not None
-    first, *others = drawn(name, fixed, draws(3, 4))
+    first, *others = drawn(name, fixed, draws(2, 4))
     wanted = result(name, first)
     for schedule in others:
         assert (result(name, schedule) == wanted).all(), schedule
@@ -104,6 +107,7 @@ def tinygpu(*words: object) -> Result:
     return CliRunner().invoke(app, [str(word) for word in words])
 
 
+@pytest.mark.usefixtures("believed")
 def test_a_search_finds_none_that_shares_k(tmp_path: Path) -> None:
     """Where the model would: few rows and columns, and a long k."""
     words = ["search", "matmul", "--dtype", "bf16", "--layout", "nt", "-m", 16, "-n", 512, "-k",
@@ -119,11 +123,19 @@ def test_a_search_finds_none_that_shares_k(tmp_path: Path) -> None:
     assert (refused.exit_code, "cluster_k=1" in refused.stderr) == (2, True)
 
 
-def test_the_kernels_of_a_bundle_add_in_one_order(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("believed")
+def test_the_kernels_of_a_bundle_add_in_one_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is said in the bundle; several machines are refused."""
     words = ["dispatch", "matmul", "-m", "1:256", "-n", 256, "-k", 4096, "--points", 3,
              "--dtype", "bf16", "--no-measure", "--kernels", 2, "--out", tmp_path / "b",
              "--reproducible"]  # fmt: skip
+    few: dict[str, tuple[Value, ...]]
+    few = {name: (value,) for name, value in ampere.STARTS["ring"].items()}
+    few |= {"split_k": (1, 4), "combine": ("st", "red"), "tile_m": (64, 128), "tile_n": (64, 128)}
+    monkeypatch.setitem(MACHINES, "ampere", machine_of_few(ampere.Ampere, few))
+    monkeypatch.setattr(dispatching, "Fleet", Here)
     refused = tinygpu(*words)
     assert (refused.exit_code, "name one by --machine" in refused.stderr) == (2, True)
     made = tinygpu(*words, "--machine", "ampere")

@@ -14,6 +14,7 @@ import pytest
 from tests.attention_terms import term
 from tests.hopper_terms import broken, dos, rewritten
 from tests.ptx_runs import unchecked as emit
+from tests.sample import by_turns
 from tinygpu.codegen.run.assemble import assemble
 from tinygpu.codegen.run.interpretation import interpret as run
 from tinygpu.devices.device import load_device
@@ -64,14 +65,14 @@ def sizes_of(name: str) -> dict[str, int]:
     return {**HEADS, "m": 136, "n": 3 * point.get("keys", 64), "d": depth, "e": depth}
 
 
-@pytest.mark.parametrize("name", POINTS)
-def test_a_chain_of_products_is_legal_and_right(name: str) -> None:
+@pytest.mark.parametrize(("name", "completion"), by_turns(POINTS, ["late", "random"]))
+def test_a_chain_of_products_is_legal_and_right(name: str, completion: str) -> None:
     """Tiles that each have their own number of steps; any order in which copies land."""
     program, sizes = built(name), sizes_of(name)
     assert verdict(program, apart=True).legal
     assert broken(program, {**sizes, "n": 4096}) == {}
     assert check(program, sizes, seeds=(0, 1)) == ()
-    assert run(program, sizes, arch="sm_90a", completions=("late", "random")).right
+    assert run(program, sizes, arch="sm_90a", completions=(completion,)).right
 
 
 @pytest.mark.parametrize("name", ["one", "two"])

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from tests.sample import by_turns, some
+from tests.sample import all_by_turns, by_turns, some
 from tinygpu.codegen.emit import emit
 from tinygpu.codegen.run.interpretation import interpret
 from tinygpu.devices.device import load_device
@@ -280,8 +280,10 @@ def test_copies_keep_the_contiguous_dimension_or_move_single_words() -> None:
     assert len(re.findall(r"cp\.async\.ca\.shared\.global \S+ \S+ 4\b", narrow)) > 0
 
 
-@pytest.mark.parametrize("sizes", [(33, 65, 17), (64, 32, 16)])
-@pytest.mark.parametrize("change", [{}, {"split_k": 4, "combine": "red"}, {"specialised": 1}])
+@all_by_turns(
+    ("sizes", [(33, 65, 17), (64, 32, 16)]),
+    ("change", [{}, {"split_k": 4, "combine": "red"}, {"specialised": 1}]),
+)
 def test_whole_tiles_are_asked_about_once(
     sizes: tuple[int, int, int], change: dict[str, Any]
 ) -> None:

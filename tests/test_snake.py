@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.ptx_runs import parsed
+from tests.sample import all_by_turns
 from tinygpu.codegen.emit import emit
 from tinygpu.codegen.kernel.ptx import Text
 from tinygpu.codegen.kernel.raster import tile_of
@@ -199,8 +200,10 @@ def test_it_is_legal_and_computes_its_operation(mask: str, point: str) -> None:
     assert meant, str(meant)
 
 
-@pytest.mark.parametrize(("m", "n"), [(200, 200), (130, 70), (1, 100)])
-@pytest.mark.parametrize("clusters", [1, 2, 5])
+@all_by_turns(
+    ("m, n", [(200, 200), (130, 70), (1, 100)]),
+    ("clusters", [1, 2, 5]),
+)
 def test_its_code_is_right(m: int, n: int, clusters: int) -> None:
     """Rounds that are whole and rounds that are not, tiles without keys."""
     assert right(emit(term()), sizes(m, n, h=3), clusters)

@@ -910,19 +910,24 @@ def grouped_matmul(
 
 def is_matmul(operation: Operation) -> bool:
     """Whether an operation is a matmul: of any layout, batched, grouped; what ends it is free."""
+    return _form(operation) in _forms("l" in operation.axes)
 
-    def form(of: Operation) -> tuple[object, ...]:
-        arrays = [(o.name, o.axes) for o in (*of.inputs[: len(of.reductions) + 1], *of.outputs)]
-        return of.axes, of.reductions, arrays, of.groups
 
-    batched = "l" in operation.axes
-    every = [
-        of
+def _form(of: Operation) -> tuple[object, ...]:
+    """Return what makes an operation a matmul."""
+    arrays = [(o.name, o.axes) for o in (*of.inputs[: len(of.reductions) + 1], *of.outputs)]
+    return of.axes, of.reductions, arrays, of.groups
+
+
+@cache
+def _forms(batched: bool) -> tuple[tuple[object, ...], ...]:
+    """Return the forms of all matmuls, which each term of a space is compared with."""
+    return tuple(
+        _form(of)
         for gate in ("", "silu")
         for of in (*(matmul(layout=t, gate=gate, batched=batched) for t in LAYOUTS),
                    *(grouped_matmul(layout=t, gate=gate) for t in ("nn", "nt")))
-    ]  # fmt: skip
-    return any(form(operation) == form(other) for other in every)
+    )  # fmt: skip
 
 
 ARRAYS = ("u", "v", "w", "x", "z")
