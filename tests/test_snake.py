@@ -174,7 +174,8 @@ def test_ctas_that_stay_come_apart() -> None:
     assert lost(8, raster=4, zigzag=True) < 1.1
     assert lost(128, raster=4) == lost(8, stays=0, raster=4) == 1
     seconds = [
-        float(cost(replace(program, raster=4, zigzag=z), here, DEVICE).seconds) for z in (False, True)
+        float(cost(replace(program, raster=4, zigzag=z), here, DEVICE).seconds)
+        for z in (False, True)
     ]
     assert seconds[1] < 0.95 * seconds[0]
 
