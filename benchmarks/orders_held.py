@@ -75,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(f"{asked[one]}: {summary(one.result())}", flush=True)
     found.sort(key=lambda row: (list(POINTS).index(row["point"]), row["change"]))
     run = provenance(f"python -m benchmarks.orders_held --each {given.each}")
-    tree = {"run": run, "summary": summary(found), "rows": found}
+    tree = {"provenance": run, "summary": summary(found), "rows": found}
     print(write_tree(given.out, tree), summary(found))
 
 

@@ -62,7 +62,8 @@ TYPES = "operands of other types are refused where the term is built"
 LEFT_OUT = {
     "judge": {
         "the order of tiles, the way of addressing and what guards global memory order nothing": (
-            "Program.raster Program.snake Axis.down Program.addressing Program.guards "
+            "Program.raster Program.snake Program.zigzag Axis.down Program.addressing "
+            "Program.guards "
             "Access.guard Access.outside Access.trimmed"
         ),
         "it decides all sizes": "Program.specialised Program.at_most",
@@ -119,7 +120,7 @@ LEFT_OUT = {
         TYPES: "Instruction.types",
         "meaning's and the order's": (
             "Program.raster Axis.down Program.specialised Program.guards Program.persistent "
-            "Program.snake Access.outside Access.peer Immediate.number Scalar.name "
+            "Program.snake Program.zigzag Access.outside Access.peer Immediate.number Scalar.name "
             "Scalar.size Do.across Do.fresh WaitGroup.read Wait.index Arrive.index "
             "Instruction.variants Instruction.meaning"
         ),
@@ -131,7 +132,8 @@ LEFT_OUT = {
     "time": {
         TYPES: "Instruction.types",
         "a name takes no time": "Program.name",
-        "these terms' tiles take as long as each other, in any order": "Axis.down Program.snake",
+        "these terms' tiles take as long as each other, in any order": "Axis.down Program.snake "
+        "Program.zigzag",
         "a comparison takes as long whatever it compares": (
             "Predicate.origin Predicate.value Predicate.thread Predicate.bound"
         ),

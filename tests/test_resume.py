@@ -246,7 +246,7 @@ def test_a_second_search_into_a_folder_asks(tmp_path: Path) -> None:
     before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
     other = [word if word != "256" else "512" for word in RANKED]
     told = complaint(tinygpu(*other, tmp_path), status=1)
-    assert "another sizes; give another folder, or --replace" in told
+    assert "of which sizes differs; give another folder, or --replace" in told
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
     assert tinygpu(*other[:-1], "--replace", "--out", tmp_path).exit_code == 0
     assert json.loads((tmp_path / "search.json").read_text())["sizes"]["m"] == 512

@@ -28,7 +28,7 @@ from tinygpu.meaning.identity import computes
 from tinygpu.meaning.interpret import interpret
 from tinygpu.meaning.turns import raster_of, taken
 from tinygpu.search.time.cost import cost
-from tinygpu.search.time.tile_steps import _places, busiest, steps_of_tiles
+from tinygpu.search.time.tile_steps import Apart, _places, busiest, steps_of_tiles
 from tinygpu.smt import z3_module
 from tinygpu.term.machine import Chosen, Value
 from tinygpu.term.operation import Problem, attention
@@ -167,7 +167,7 @@ def test_ctas_that_stay_come_apart() -> None:
 
     def lost(held: float, *, stays: int = 1, **changes: Any) -> float:
         own = steps_of_tiles(replace(program, **changes), here, "trips", {"bl", "bh"})
-        return float(own.apart(held)(stays, 132, 0))
+        return float(Apart(own)(stays, 132, 0, held))
 
     assert lost(8, raster=4) > 4
     assert 1.1 < lost(8, raster=16) < 1.5

@@ -693,7 +693,8 @@ def test_a_search_offers_nothing_unproved() -> None:
 def drawn(machine: Machine, problem: Problem, device: Device) -> list[Schedule]:
     """Random schedules: of a random part of the space, at a soak of all of it.
 
-    The part has one value of each structural decision, and three of each other.
+    The part has one value of each structural decision, its first one or another, and three of each
+    other.
     """
     rng = np.random.default_rng(12)
     space = Space(machine, problem, device)
@@ -701,9 +702,12 @@ def drawn(machine: Machine, problem: Problem, device: Device) -> list[Schedule]:
         return list(space.sample(rng, 3))
     for _ in range(99):
         fixed = {
-            n: tuple(rng.permutation(np.array(space.values[n], object))[: 1 if c.structural else 3])
+            n: space.values[n][:1] if c.structural and rng.random() < 0.5
+            else tuple(
+                rng.permutation(np.array(space.values[n], object))[: 1 if c.structural else 3]
+            )
             for n, c in machine.decisions().items()
-        }
+        }  # fmt: skip
         with suppress(IllegalScheduleError):
             if found := list(Space(machine, problem, device, fixed=fixed).sample(rng, 1)):
                 return found

@@ -63,7 +63,7 @@ from tinygpu.search.time.recursion import (
     together,
 )
 from tinygpu.search.time.register_quantities import flying
-from tinygpu.search.time.tile_steps import TileSteps, steps_of_tiles
+from tinygpu.search.time.tile_steps import Apart, TileSteps, steps_of_tiles
 from tinygpu.search.time.work import (
     WARP,
     Event,
@@ -232,8 +232,9 @@ class Placed:
         )
         asked = tiles * launch.cluster * (f.steps * of_step + of_tile)
         apart: Numbers = 1.0
-        if f.own and "dram" not in launch.without:
-            apart = applied(f.own.apart(launch.held()), launch.persistent, at_once, f.own.kind)
+        if f.own and "dram" not in launch.without and launch.shared_axes() < {*launch.axes}:
+            of = launch.persistent, at_once, f.own.kind, launch.held()
+            apart = applied(Apart(f.own), *of)
         missed = np.minimum(from_dram * apart / asked, 1.0)
         flying = f.stages * of_step * np.minimum(tiles, at_once) * launch.cluster
         needed = FITTED["dram_seconds"] * device.dram_bytes_per_second

@@ -244,16 +244,12 @@ class GridLaunch:
         read = (o for o in self.operands if o.looped and o.name not in self.outputs)
         return frozenset[str]().union(*(o.axes for o in read))
 
-    def held(self) -> float:
+    def held(self) -> Numbers:
         """Return how many of the parts that tiles read in their steps L2 has room for."""
-        shared = self.shared_axes()
-        parts = reduce(
-            lambda a, b: a * b,
-            (n for a, n in zip(self.axes, self.extents, strict=True) if a in shared),
-            1.0,
-        )
-        each = sum(o.bytes for o in self.operands) / float(np.min(parts))
-        return float(FITTED["l2_share"] * self.device.l2_bytes / each)
+        shared, parts = self.shared_axes(), FITTED["l2_share"] * self.device.l2_bytes
+        for axis, extent in zip(self.axes, self.extents, strict=True):
+            parts = parts * extent if axis in shared else parts
+        return parts / sum(o.bytes for o in self.operands)
 
     def dram_bytes(
         self, resident: Numbers, walked: Numbers | None = None

@@ -67,33 +67,31 @@ class TileSteps:
         taken = busiest(self.tables[kind](), at_once, snake=self.snake)
         return tuple(filter(None, taken)) or (0,) if self.skips else taken
 
-    def apart(self, held: float) -> Apart:
-        """Return how many times as much comes from DRAM as if CTAs stayed together.
-
-        ``held`` is how many inputs L2 has room for.
-        """
-        return Apart(self, held)
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Apart:
-    """A function of whether clusters stay, how many are at once, and the kind; elementwise."""
+    """How many times as much comes from DRAM as if CTAs stayed together; elementwise.
+
+    It is a function of whether clusters stay, how many are at once, the kind, and how many of what
+    tiles read in their steps L2 has room for.
+    """
 
     own: TileSteps
-    held: float
     singly: ClassVar[bool] = True
 
-    def __call__(self, stays: Numbers, at_once: Numbers, kind: Numbers) -> NDArray[np.float64]:
+    def __call__(self, *of: Numbers) -> NDArray[np.float64]:
         """Return the factor, at least 1."""
-        rows = np.stack(np.broadcast_arrays(stays, at_once, kind), axis=-1).astype(np.int64)
-        each, which = np.unique(rows.reshape(-1, 3), axis=0, return_inverse=True)
-        found = np.array([self._of(k, many) if s else 1.0 for s, many, k in each.tolist()])
+        rows = np.stack(np.broadcast_arrays(*of), axis=-1).astype(np.float64)
+        each, which = np.unique(rows.reshape(-1, 4), axis=0, return_inverse=True)
+        found = np.array(
+            [self._of(int(k), int(n), h) if s else 1.0 for s, n, k, h in each.tolist()]
+        )
         return found[which].reshape(rows.shape[:-1])
 
-    def _of(self, kind: int, at_once: int) -> float:
+    def _of(self, kind: int, at_once: int, held: float) -> float:
         own = self.own
         together, far = _under_way(own.tables[kind], own.inputs[kind], at_once, snake=own.snake)
-        lost = min(max(1 - self.held / far, 0.0), 1.0)
+        lost = min(max(1 - held / far, 0.0), 1.0)
         return 1 + lost * (max(far / together, 1.0) - 1)
 
 
