@@ -222,13 +222,9 @@ def main(arguments: Sequence[str]) -> None:
             )
             for a in arrays
         ]  # fmt: skip
-        try:
-            made = cute.compile(
-                host, *fakes, options=f"--keep-ptx --gpu-arch sm_90a --dump-dir {launches.folder}"
-            )
-        except Exception as error:
-            print(f"{name}: not compiled: {type(error).__name__}: {str(error)[-600:]}")
-            return
+        made = cute.compile(
+            host, *fakes, options=f"--keep-ptx --gpu-arch sm_90a --dump-dir {launches.folder}"
+        )
         text = made.artifacts.PTX
         text = text if isinstance(text, str) else Path(str(text)).read_text()
         (launches.folder / f"{name}.ptx").write_text(text.rstrip("\0"))

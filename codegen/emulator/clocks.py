@@ -214,7 +214,7 @@ class Clocks:
         known = self.clocks[ORDER, domain, agents, channel]
         self.clocks[ORDER, domain, agents, channel] = np.maximum(known, step)
 
-    def passed(self, domain: int, agents: Sequence[int], step: int) -> None:
+    def came(self, domain: int, agents: Sequence[int], step: int) -> None:
         """Let agents know that all of them have come to a step, which orders nothing."""
         block = LIFE, domain, np.array(agents)[:, None], agents
         self.clocks[block] = np.maximum(self.clocks[block], step)

@@ -92,7 +92,7 @@ def _mma(d: Decoder, i: Instruction) -> Control:
 
         def landed(_: object) -> None:
             run.finish(pending)
-            run.clocks.passed(*run.members(group), step)  # a product needs all four warps
+            run.clocks.came(*run.members(group), step)  # a product needs all four warps
 
         step = len(run.log) - 1
         pending = run.issue(perform, ("wgmma", number))

@@ -69,7 +69,7 @@ class HeldCode:
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _OfSkeleton:
     """A term, which is what another one of its skeleton is."""
 
     skeleton: tuple[Any, ...]
@@ -82,7 +82,7 @@ def held(term: Term) -> HeldCode:
         skeleton = tuple(map(_skeleton, kernels_of(term)))
     except TinyGpuError as error:
         return HeldCode((), why=str(error))
-    return _held(_Asked(skeleton, term))
+    return _held(_OfSkeleton(skeleton, term))
 
 
 def _skeleton(program: Program) -> tuple[Any, ...]:
@@ -94,7 +94,7 @@ def _skeleton(program: Program) -> tuple[Any, ...]:
 
 
 @lru_cache(1024)
-def _held(asked: _Asked) -> HeldCode:
+def _held(asked: _OfSkeleton) -> HeldCode:
     term, ran = asked.term, list[Mapping[str, int]]()
     try:
         arch = least_arch(term)

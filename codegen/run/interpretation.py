@@ -144,6 +144,8 @@ def execute(
         for dependent in (False, True)[: 1 + (term.early and not term.zeroed)]:
             may = {**how, "dependent": dependent}
             report = _launched(term, sizes, places, arrays, module, memory, given, clusters, may)
+            if report.findings:
+                break  # a second run might not show them
         return report
     found, counts = list[Finding](), Counter[str]()
     held, between = dict(arrays), {o.name: number for number, o in term.workspaces}

@@ -103,7 +103,8 @@ def _under_way(
 
     First where tiles begin in turn, as CTAs get free; then where each CTA has every n-th.
     """
-    read, width = inputs(), max(1, min(at_once, len(inputs())))
+    read = inputs()
+    width = max(1, min(at_once, len(read)))
     each = in_rounds(steps() + 1, width, snake=snake)
     ends = np.where(each > 0, each, 0).cumsum(0)
     times = np.linspace(0, ends[-1].min(), _SAMPLES, endpoint=False)[:, None, None]

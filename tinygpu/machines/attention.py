@@ -368,7 +368,7 @@ class Attention(FlashAttention):
                 d.order not in ("snake", "zigzag")
                 or (
                     operation.mask is not None
-                    and (d.persistent == 1) & (d.raster == 1 if d.order == "snake" else True)
+                    and (d.persistent == 1) & ((d.raster == 1) | (d.order == "zigzag"))
                 ),
                 "CTAs that stay go back and forth over tiles of unequal length; in a snake all "
                 "heads of a block of queries after another",
