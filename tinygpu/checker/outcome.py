@@ -14,8 +14,8 @@ Word = Literal["accepted", "refused", "not certified"]
 class Ruling:
     """The result of a check.
 
-    ``line``: why it is not accepted; a refusal names the rule, the agent, the statement and the
-    node.  ``nodes``: invariants checked.  ``believed``: instructions that are the user's own.
+    ``line``: why it is not accepted, or what a meaning is; a refusal names the rule, the agent, the
+    statement and the node.  ``nodes``: invariants checked.  ``believed``: instructions that are the user's own.
     """
 
     word: Word
@@ -32,7 +32,8 @@ class Ruling:
         if not self.accepted:
             return f"{self.word}: {self.line}"
         more = f"; believed: {', '.join(self.believed)}" if self.believed else ""
-        return f"accepted: {self.nodes} invariants hold for all trips{more}"
+        what = self.line or f"{self.nodes} invariants hold for all trips"
+        return f"accepted: {what}{more}"
 
 
 class RefusedError(Exception):

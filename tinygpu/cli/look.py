@@ -168,23 +168,29 @@ def check(
     one whose PTX, run at a small instance, does not keep its order.
     Status 3: it is legal, and there is no certificate, which was asked for.
     """
+    from tinygpu.checker.sums import computed
     from tinygpu.codegen.run.agreement import computes_as_emitted
     from tinygpu.codegen.run.held import held
     from tinygpu.legality.laws import Violation, check_schedule
+    from tinygpu.term.plan import kernels_of
 
     given = read_schedule(schedule, device, machine=machine)
     with working("judging"):
         broken = check_schedule(given.schedule, given.machine, given.problem, given.device)
-    proof = meaning = code = ""
+    proof = meaning = sums = code = ""
     if not broken:
         program = given.schedule.term(given.machine, given.problem.operation)
         with working("executing small instances"):
             found = computes_as_emitted(program)
-        if not found.wrong:
+        rulings = [computed(kernel) for kernel in kernels_of(program)]
+        wrong = [str(found)] * bool(found.wrong)
+        wrong += [str(ruling) for ruling in rulings if ruling.word == "refused"]
+        if not wrong:
             proof, meaning, code = proof_text(program), str(found), str(held(program))
+            sums = "; ".join(dict.fromkeys(map(str, rulings)))
         else:
             mend = f"let the term compute {program.operation}"
-            broken = (Violation("computes", str(found), mend),)
+            broken = (Violation("computes", wrong[0], mend),)
     outcome = "legal"
     if broken:
         outcome = "unproved" if all(v.unproved for v in broken) else "illegal"
@@ -192,7 +198,7 @@ def check(
         violations = [{"law": v.law, "message": v.message, "mend": v.mend} for v in broken]
         tree = {"legal": not broken, "outcome": outcome, "violations": violations}
         tree["concurrency"] = proof
-        say_json({**tree, "meaning": meaning, "code": code})
+        say_json({**tree, "meaning": meaning, "sums": sums, "code": code})
     elif outcome == "unproved":
         say(f"unproved: {schedule} is not known to break a law, nor proved to keep one")
         for violation in broken:
@@ -205,6 +211,7 @@ def check(
         say(f"legal: {schedule} on {given.device.name}")
         say(f"  no deadlock, no race: {proof}")
         say(f"  it {meaning}")
+        say(f"  its sums, traced for all sizes: {sums}")
         say(f"  {code}")
     if broken:
         raise typer.Exit(1)
@@ -232,8 +239,10 @@ def verify(
 ) -> None:
     """Check a certificate of a term's order: accepted, refused (status 1), not certified (3).
 
+    Then check what it computes, which needs no certificate: refused is status 1, too.
     Nothing of the search, the judge or the emitter is asked: docs/proof.md says what is believed.
     """
+    from tinygpu.checker.sums import computed
     from tinygpu.checker.written import verified
     from tinygpu.term.text import parse
 
@@ -244,10 +253,15 @@ def verify(
             texts.append(path.read_text(encoding="utf-8"))
         except UnicodeDecodeError:
             raise ScheduleError(f"verify: {path} is no UTF-8 text; give a text file") from None
-    ruling = verified(parse(texts[0], own), texts[1])
-    say(ruling)
+    program = parse(texts[0], own)
+    ruling = verified(program, texts[1])
+    say(f"order {ruling}")
     if not ruling.accepted:
         raise typer.Exit(1 if ruling.word == "refused" else 3)
+    meaning = computed(program)
+    say(f"meaning {meaning}")
+    if meaning.word == "refused":
+        raise typer.Exit(1)
 
 
 def proof_text(program: Any) -> str:
