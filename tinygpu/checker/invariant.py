@@ -63,7 +63,7 @@ class Invariant:
     @staticmethod
     def first(protocol: Protocol) -> Invariant:
         """Return what is true before the first statement."""
-        start = np.full(len(protocol.names), ALL, np.int32)
+        start = np.full(protocol.width, ALL, np.int32)
         every = np.tile(start, (len(protocol.actors), 1))
         return Invariant(
             known=every,

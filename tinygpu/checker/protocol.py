@@ -30,6 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import product
 from math import inf, lcm, prod
 from typing import Any, Literal, NamedTuple
@@ -396,9 +397,8 @@ class Protocol:
         context = _Scope(self, actor, tile, loop)
         self.period = lcm(self.period, context.step)
         for part in PARTS:
-            for path, s in bodies[part]:
-                for action in context.actions(s, part, path):
-                    self.todo[part][actor.number].append(action)
+            for place in context.places(part, bodies[part]):
+                self.todo[part][actor.number].append(context.action(place))
 
     def _steps_left(self) -> None:
         """Count steps and not trips, where loops begin at another number than 0."""
@@ -418,12 +418,11 @@ class Protocol:
         """Return a ring of memory as an agent touches it in a CTA."""
         if buffer.level == "registers":
             key: tuple[Any, ...] = (buffer.name, actor.number)
-            name = f"{actor}'s {buffer.name}"
         else:
             own = (actor.role.name, actor.copy) if int(buffer.copies) > 1 else ()
             key = (buffer.name, cta, *own)
-            name = buffer.name
         if key not in self._known:
+            name = f"{actor}'s " * (buffer.level == "registers") + buffer.name
             if not sound_storage(buffer):
                 refuse(f"storage: two cells of {buffer.name} have one place, or lie outside")
             cells = prod(int(n) for n in buffer.shape)
@@ -481,24 +480,22 @@ class Protocol:
 
     def _columns(self) -> None:
         """Give each fact a column, with how it moves with a step and with a tile."""
-        self.names: list[str] = []
         self.rules: list[tuple[Action | None, PacedRing | Phased, int, str]] = []
         for ring in self.rings:
             smem = ring.buffer.level == "smem"
             ring.through = smem and any(_proxy(a) == "async" for a, _ in ring.references)
         for action in self.actions:
-            name = f"{action.actor}: {_path(action.site)}"
             s = action.statement
             if isinstance(s, Wait | Arrive):
                 place, _ = action.told[0]
                 far = any(place.cta != action.actor.cta for place, _ in action.told)
                 late = far or action.done == "committed"
                 if isinstance(s, Wait) or late or not place.counts_bytes:
-                    action.columns = self._by_residue(name, action, place)
+                    action.columns = self._by_residue(action, place)
             elif action.entry is not None:
-                self._columns_of(action, action.entry, name)
+                self._columns_of(action, action.entry)
         for barrier in self.barriers:
-            barrier.over = self._by_residue("phases", None, barrier, "over")
+            barrier.over = self._by_residue(None, barrier, "over")
             for kind, some in (("waited", barrier.waits), ("arrived", barrier.arrivals)):
                 told = [action.columns for action, _ in some if action.columns]
                 found = np.array(told, np.intp).reshape(-1, barrier.stages).T
@@ -512,7 +509,7 @@ class Protocol:
             }
             action.again = np.array(sorted(again), np.intp)
 
-    def _columns_of(self, action: Action, entry: Entry, name: str) -> None:
+    def _columns_of(self, action: Action, entry: Entry) -> None:
         """Give columns to what may be asked of an instruction; a product's are its warpgroup's."""
         who = action.actor.team if entry.done == "multiplied" else action.actor.number
         for one in action.references:
@@ -524,43 +521,58 @@ class Protocol:
             if entry.done == "landed" or ring.stages == 1:
                 alike = (ring.number,) if entry.done == "landed" else ()
             key = ("columns", who, action.part, action.site, *alike)
-            one.columns = self._shared(key, name, action, ring)
+            one.columns = self._shared(key, action, ring)
             generic = ring.through and entry.proxy == "generic" and not private
             if generic or (ring.buffer.level == "tmem" and entry.done == "taken"):
-                one.fenced = self._shared((*key, "fenced"), name, action, ring, "fenced")
+                one.fenced = self._shared((*key, "fenced"), action, ring, "fenced")
 
     def _shared(
-        self, key: tuple[Any, ...], name: str, action: Action, ring: PacedRing, what: str = ""
+        self, key: tuple[Any, ...], action: Action, ring: PacedRing, what: str = ""
     ) -> list[int]:
         """Return the columns of a key, as many as a ring has stages."""
         if key not in self._known:
-            self._known[key] = self._by_residue(name, action, ring, what)
+            self._known[key] = self._by_residue(action, ring, what)
         columns: list[int] = self._known[key]
         return columns
 
     def _by_residue(
-        self, name: str, action: Action | None, ring: PacedRing | Phased, what: str = ""
+        self, action: Action | None, ring: PacedRing | Phased, what: str = ""
     ) -> list[int]:
         """Return new columns, one for each residue of an index."""
-        here = None if action is None else action.actor.cta
+        self.rules += [(action, ring, r, what) for r in range(ring.stages)]
+        return list(range(len(self.rules) - ring.stages, len(self.rules)))
+
+    @property
+    def width(self) -> int:
+        """How many columns a clock has."""
+        return len(self.rules)
+
+    @cached_property
+    def names(self) -> list[str]:
+        """What each column is called."""
+        return [self._name(*rule) for rule in self.rules]
+
+    def _name(self, action: Action | None, ring: PacedRing | Phased, r: int, what: str) -> str:
+        name, here = "phases", None
+        if action is not None:
+            name, here = f"{action.actor}: {_path(action.site)}", action.actor.cta
         where = _cta(ring.cta) if ring.cta != here else ""
-        for r in range(ring.stages):
-            self.names.append(f"{name} at {ring.name}{where} {r} {what}".strip())
-            self.rules.append((action, ring, r, what))
-        return list(range(len(self.names) - ring.stages, len(self.names)))
+        return f"{name} at {ring.name}{where} {r} {what}".strip()
 
     def _moves(self) -> None:
         """Say from which column each takes its lag with a step or a tile, less how much."""
         self.moves: dict[tuple[str, int], tuple[NDArray[np.intp], Clock]] = {}
+        every: list[PacedRing | Phased] = [*self.rings, *self.barriers]
+        numbers = {id(ring): i for i, ring in enumerate(every)}
+        whose, residue, stages = (
+            np.array([(numbers[id(ring)], r, ring.stages) for _, ring, r, _ in self.rules], np.intp)
+            .reshape(-1, 3).T
+        )  # fmt: skip
         for kind in ("step", "tile"):
-            for tile in range(self.period):
-                source = np.arange(len(self.names))
-                less = np.zeros(len(self.names), np.int32)
-                for column, (_, ring, residue, _) in enumerate(self.rules):
-                    by = moved(ring, kind, tile)  # the columns of its residues are neighbours
-                    source[column] += (residue + by) % ring.stages - residue
-                    less[column] = by
-                self.moves[kind, tile] = (source, less)
+            for tile in range(self.period):  # the columns of its residues are neighbours
+                by = np.array([moved(ring, kind, tile) for ring in every], np.int32)[whose]
+                source = np.arange(self.width) + (residue + by) % stages - residue
+                self.moves[kind, tile] = (source, by)
 
     def _used(self) -> None:
         """Find which residues of a barrier's phases are named."""
@@ -841,6 +853,43 @@ def _decided(when: When, env: Mapping[str, int]) -> bool | None:
     return int(when.index.evaluate(dict(env))) < int(when.bound)
 
 
+class _Touch(NamedTuple):
+    """An access to a ring, in whichever CTA: see ``Reference``."""
+
+    access: Access
+    pace: Pace
+    offset: int
+    cells: int
+    write: bool
+    adds: bool
+
+
+class _Touched(NamedTuple):
+    """An instruction's entry, where it starts anew, its accesses, where its bytes are counted."""
+
+    entry: Entry
+    fresh: tuple[int, int, int] | None
+    reads: list[_Touch | None]
+    write: _Touch | None
+    signal: tuple[Pace, int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A statement at values of constant loops, for all agents of a kind.
+
+    ``names``: the ranks and copies on which it depends; ``known``: what was found, by their values.
+    """
+
+    part: Part
+    site: tuple[Any, ...]
+    statement: Statement
+    guards: tuple[tuple[int, int, int], ...]
+    values: Mapping[str, int]
+    names: list[str]
+    known: dict[tuple[int, ...], Any] = field(default_factory=dict)
+
+
 class _Scope:
     """The variables of one agent, and its statements as actions."""
 
@@ -863,47 +912,76 @@ class _Scope:
         protocol.tiles_of[actor.number] = (self.start, self.step)
         self.grid = {axis.var for axis in program.grid}
 
-    def actions(
-        self, s: Statement, part: Part, path: tuple[int, ...], guards: tuple[Any, ...] = (),
-        values: tuple[tuple[str, int], ...] = (), *, elected: bool = False,
-    ) -> Iterator[Action]:  # fmt: skip
-        """Yield what a statement does: constant loops are unrolled.
+    def places(self, part: Part, body: list[tuple[tuple[int, ...], Statement]]) -> list[_Place]:
+        """Return where the statements of a part stand, constant loops unrolled.
 
-        ``elected``: one thread alone comes to it.
+        They are the same for all agents of one kind, for whom the guards ask about the same.
         """
-        env = {**self.env, **dict(values)}
+        a, known = self.actor, self.protocol._known
+        names = {
+            name for s in each(a.role.body) if isinstance(s, When) for name, _ in s.index.terms
+        }
+        env = {name: self.env[name] for name in sorted(names & self.env.keys())}
+        key = ("places", part, id(a.role), a.first, id(self.loop), self.tile, self.turn, self.step,
+               *env.values())  # fmt: skip
+        if key not in known:
+            known[key] = [one for path, s in body for one in self._unrolled(s, part, path, env)]
+        found: list[_Place] = known[key]
+        return found
+
+    def _unrolled(
+        self, s: Statement, part: Part, path: tuple[int, ...], env: Mapping[str, int],
+        guards: tuple[Any, ...] = (), values: tuple[tuple[str, int], ...] = (), *,
+        elected: bool = False,
+    ) -> Iterator[_Place]:  # fmt: skip
+        """Yield where a statement stands; ``elected``: one thread alone comes to it."""
         match s:
             case Elect(body):
                 if self.actor.first == 0:
                     for i, t in enumerate(body):
-                        yield from self.actions(t, part, (*path, i), guards, values, elected=True)
+                        yield from self._unrolled(
+                            t, part, (*path, i), env, guards, values, elected=True
+                        )
             case When(index, bound, body):
                 holds = _decided(s, env)
                 if holds is False:
                     return
                 more = guards if holds else (*guards, self._guard(index, bound, env, part))
                 for i, t in enumerate(body):
-                    yield from self.actions(t, part, (*path, i), more, values, elected=elected)
+                    yield from self._unrolled(
+                        t, part, (*path, i), env, more, values, elected=elected
+                    )
             case For(var, trips, body, _, start):
                 for n in range(int(start), int(trips)):
+                    more_values = (*values, (var, n))
                     for i, t in enumerate(body):
-                        inner = (*values, (var, n))
-                        yield from self.actions(t, part, (*path, i), guards, inner, elected=elected)
+                        yield from self._unrolled(
+                            t, part, (*path, i), {**env, var: n}, guards, more_values,
+                            elected=elected,
+                        )  # fmt: skip
+            case Do() if s.lanes is not None and not self._runs(s):
+                return
             case _:
                 if elected and aligned(s):
                     refuse(f"issuers: {self.actor}: {s} by one thread of its warp")
-                yield from self._action(s, part, (*path, values), guards, env)
+                forms = list(s.forms)
+                names = sorted({name for form in forms for name, _ in form.terms})
+                own = [name for name in names if name in self.env]
+                yield _Place(part, (*path, values), s, guards, dict(values), own)
 
-    def _action(
-        self, s: Statement, part: Part, site: tuple[Any, ...], guards: tuple[Any, ...],
-        env: Mapping[str, int],
-    ) -> Iterator[Action]:  # fmt: skip
-        p, a = self.protocol, self.actor
-        made = Action(len(p.actions), a, part, site, s, guards)
+    def action(self, place: _Place) -> Action:
+        """Return what the agent does at a place."""
+        p, a, s = self.protocol, self.actor, place.statement
+        made = Action(len(p.actions), a, place.part, place.site, s, place.guards)
+        here = tuple([self.env[name] for name in place.names])
+        if here not in place.known:  # what follows depends on these ranks and copies alone
+            env = {**dict(zip(place.names, here, strict=True)), **place.values}
+            if isinstance(s, Do):
+                place.known[here] = self._touched(made, s, env)
+            elif isinstance(s, Wait | Arrive):
+                place.known[here] = self._place(s.index, env, place.part)
         if isinstance(s, Do):
-            if s.lanes is not None and not self._runs(s):
-                return
-            self._do(made, s, env)
+            self._do(made, s, place.known[here])
         elif isinstance(s, Wait | Arrive):
             ctas = [a.cta]
             if isinstance(s, Arrive) and s.to != "cta":
@@ -914,25 +992,20 @@ class _Scope:
                 if a.count != 1:
                     refuse(f"issuers: {made} by each of {a.count} threads; one commits")
             for cta in ctas:
-                self._tell(made, s.barrier, s.index, cta, env)
-        elif isinstance(s, Exit):
-            self._exit(s)
+                self._tell(made, s.barrier, place.known[here], cta)
+        elif isinstance(s, Exit) and len(p.actors) > 1:
+            uncertified("Exit beside other agents")
         p.actions.append(made)
-        yield made
+        return made
 
     def _runs(self, s: Do) -> bool:
         below, extent, residue = (int(n) for n in s.lanes or (1, 1, 0))
         threads = range(self.actor.first, self.actor.first + self.actor.count)
         return any(t // below % extent == residue for t in threads)
 
-    def _exit(self, s: Exit) -> None:
-        if len(self.protocol.actors) > 1:
-            uncertified("Exit beside other agents")
-
     def _tell(
-        self, made: Action, barrier: Barrier, index: Affine, cta: tuple[int, ...],
-        env: Mapping[str, int],
-    ) -> None:  # fmt: skip
+        self, made: Action, barrier: Barrier, at: tuple[Pace, int], cta: tuple[int, ...]
+    ) -> None:
         if barrier.home:
             axes = [name for name, _ in self.protocol.program.cluster]
             if barrier.home not in axes or barrier.named:
@@ -943,7 +1016,7 @@ class _Scope:
             refuse(f"deadlock: {made} waits for a barrier of another CTA")
         if any(place is other for other, _ in made.told) and isinstance(made.statement, Arrive):
             uncertified(f"{made} arrives at a home twice")
-        pace, offset = self._place(index, env, made.part)
+        pace, offset = at
         self._agree(place, pace, made)
         made.told.append((place, offset))
         match made.statement:
@@ -956,68 +1029,98 @@ class _Scope:
                 place.counts_bytes = True
 
     def _agree(self, ring: PacedRing | Phased, pace: Pace, *what: object) -> None:
-        both = ring.pace.with_(pace)
-        if both is None:
-            uncertified(*what, f"moves otherwise than others at {ring.name}")
-        ring.pace = both
+        if ring.pace != pace:
+            both = ring.pace.with_(pace)
+            if both is None:
+                uncertified(*what, f"moves otherwise than others at {ring.name}")
+            ring.pace = both
         if pace.turn:
             if isinstance(ring, Phased) or ring.takes not in ((0, 1), (self.start, self.step)):
                 uncertified(*what, f"turns of several copies at {ring.name}")
             ring.takes = (self.start, self.step)
 
-    def _do(self, made: Action, s: Do, env: Mapping[str, int]) -> None:
+    def _touched(self, made: Action, s: Do, env: Mapping[str, int]) -> _Touched:
+        """Return what an instruction touches, whichever CTA's it is."""
         p, a = self.protocol, self.actor
-        made.entry, own = entry_of(s)
+        entry, own = entry_of(s)
         if own:
             p.believed.add(s.instruction.name)
-        require_types(s, made.entry)
-        issuer = made.entry.issuer
+        require_types(s, entry)
         whole, before = int(a.role.threads), 0
         for role in p.program.roles[: p.program.roles.index(a.role)]:
             before += int(role.threads) * int(role.copies)
-        if issuer == "one" and a.count != 1:
+        if entry.issuer == "one" and a.count != 1:
             refuse(f"issuers: {a}: {s} by each of {a.count} threads; one issues it")
-        if issuer == "warpgroup" and (whole != 128 or before % 128):
+        if entry.issuer == "warpgroup" and (whole != 128 or before % 128):
             refuse(f"issuers: {a}: {s} by {whole} threads from {before} on, no warpgroup")
-        if issuer == "warp" and (whole % 32 or before % 32):
+        if entry.issuer == "warp" and (whole % 32 or before % 32):
             refuse(f"issuers: {a}: {s} by {whole} threads from {before} on, no whole warps")
-        if s.lanes is not None and (s.across or issuer == "warp"):
+        if s.lanes is not None and (s.across or entry.issuer == "warp"):
             uncertified(f"{s}: by some lanes of a warp")
-        if s.fresh is not None:
-            made.fresh = self._linear(s.fresh, env, made.part)
-        adds = made.entry.adds
-        ctas: list[tuple[int, ...] | None] = [None]
-        if made.entry.done == "committed" and s.multicast:  # a pair, which multiplies together
-            ctas = [*p.along(a.cta, s.multicast)]
-            if len(ctas) != 2 or any(cta is None or cta < a.cta for cta in ctas):
-                uncertified(f"{made}: products of {len(ctas)} CTAs, by {a}")
+        made.entry = entry
+        fresh = None if s.fresh is None else self._linear(s.fresh, env, made.part)
+        reads = []
         for i, read in enumerate(s.reads):
             if isinstance(read, Access):
-                sums = adds and i == 2
+                sums = entry.adds and i == 2
                 if sums and read != s.write:
                     uncertified(f"{s} adds to other registers than it writes")
-                for cta in ctas:
-                    self._touch(made, s, read, env, write=False, adds=sums, cta=cta)
+                reads.append(self._touch(made, s, read, env, write=False, adds=sums))
         if s.where is not None:
-            self._touch(made, s, s.write, env, write=False, adds=False)
+            reads.append(self._touch(made, s, s.write, env, write=False, adds=False))
+        adds = entry.adds and s.signal is None
+        write = self._touch(made, s, s.write, env, write=True, adds=adds)
+        signal = None if s.signal is None else self._place(s.signal[1], env, made.part)
+        return _Touched(entry, fresh, reads, write, signal)
+
+    def _do(self, made: Action, s: Do, found: _Touched) -> None:
+        """Note an instruction and its accesses to rings."""
+        p, a, entry = self.protocol, self.actor, found.entry
+        made.entry, made.fresh = entry, found.fresh
+        ctas = [a.cta]
+        if entry.done == "committed" and s.multicast:  # a pair, which multiplies together
+            ctas = p.along(a.cta, s.multicast)
+            if len(ctas) != 2 or any(cta < a.cta for cta in ctas):
+                uncertified(f"{made}: products of {len(ctas)} CTAs, by {a}")
+        for read in found.reads:
+            for cta in ctas:
+                self._refer(made, read, cta)
         if s.signal is None:
             for cta in ctas:
-                self._touch(made, s, s.write, env, write=True, adds=adds, cta=cta)
-            if made.entry.done == "landed":
+                self._refer(made, found.write, cta)
+            if entry.done == "landed":
                 refuse(f"balance: {made}: its bytes land at no barrier")
             return
-        if made.entry.done != "landed":
+        if entry.done != "landed" or found.signal is None:
             uncertified(f"{s}: a signal of what lands at no barrier")
         for to in p.along(a.cta, s.multicast):
-            self._touch(made, s, s.write, env, write=True, adds=False, cta=to)
-            self._tell(made, *s.signal, to, env)
+            self._refer(made, found.write, to)
+            self._tell(made, s.signal[0], found.signal, to)
+
+    def _refer(self, made: Action, touch: _Touch | None, cta: tuple[int, ...]) -> None:
+        """Note an access to a ring of a CTA, or of that at home."""
+        if touch is None:
+            return
+        access, a = touch.access, self.actor
+        if access.buffer.home and touch.write:
+            axes = [name for name, _ in self.protocol.program.cluster]
+            cta = tuple(
+                int(access.peer) if name == access.buffer.home else rank
+                for name, rank in zip(axes, a.cta, strict=True)
+            )
+        ring = self.protocol.ring(a, access.buffer, cta)
+        self._agree(ring, touch.pace, made, access)
+        if touch.cells:
+            one = Reference(ring, touch.offset, touch.cells, touch.write, touch.adds)
+            made.references.append(one)
+            ring.references.append((made, one))
 
     def _touch(
         self, made: Action, s: Do, access: Access, env: Mapping[str, int], *, write: bool,
-        adds: bool, cta: tuple[int, ...] | None = None,
-    ) -> None:  # fmt: skip
-        """Note an access to a ring."""
-        p, a, buffer = self.protocol, self.actor, access.buffer
+        adds: bool,
+    ) -> _Touch | None:  # fmt: skip
+        """Return how an access touches its ring; None: it is to global memory."""
+        p, buffer = self.protocol, access.buffer
         assert made.entry is not None
         levels = made.entry.writes if write else (made.entry.reads or ("registers",))
         if buffer.level not in (*levels, *(made.entry.writes if s.where else ())):
@@ -1026,25 +1129,14 @@ class _Scope:
             p._known.setdefault(("gmem", buffer.name, write), True)
             if p._known.get(("gmem", buffer.name, not write)):
                 uncertified(f"global memory {buffer.name} is read and written")
-            return
+            return None
         if buffer.level not in ("smem", "registers", "tmem"):
             uncertified(f"{buffer.name} in {buffer.level}")
-        if buffer.home and write:
-            axes = [name for name, _ in p.program.cluster]
-            cta = tuple(
-                int(access.peer) if name == buffer.home else rank
-                for name, rank in zip(axes, a.cta, strict=True)
-            )
-        ring = p.ring(a, buffer, a.cta if cta is None else cta)
         pace, offset = self._place(access.index, env, made.part)
-        self._agree(ring, pace, made, access)
         cells = self._cells(made, s, access, env, write=write)
         if made.entry.done == "landed" and cells.bit_count() != prod(map(int, s.values)):
             uncertified(f"{s}: it writes a cell twice, or none")
-        if cells:
-            one = Reference(ring, offset, cells, write, adds)
-            made.references.append(one)
-            ring.references.append((made, one))
+        return _Touch(access, pace, offset, cells, write, adds)
 
     def _cells(
         self, made: Action, s: Do, access: Access, env: Mapping[str, int], *, write: bool

@@ -86,7 +86,7 @@ def written(program: Program, certificate: Certificate) -> str:
     ]
     whole = {
         "format": FORMAT, "term": key_of(text_of(program)), "near": certificate.near,
-        "far": certificate.far, "early": certificate.early, "columns": len(protocol.names),
+        "far": certificate.far, "early": certificate.early, "columns": protocol.width,
         "clocks": [_runs(np.frombuffer(clock, np.int32)) for clock in clocks],
         "cells": [f"{mask:x}" for mask in cells], "nodes": nodes,
     }  # fmt: skip
@@ -127,7 +127,7 @@ class _Reading:
             refuse("certificate: early")
         self.whole = whole
         self.protocol = Protocol(program, early=whole["early"])
-        self.width = len(self.protocol.names)
+        self.width = self.protocol.width
         if whole["columns"] != self.width:
             refuse(f"certificate: {whole['columns']} columns; the term has {self.width}")
         self.images = self.protocol.images()
