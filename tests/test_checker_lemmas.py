@@ -281,7 +281,7 @@ def over(where: bool) -> Callable[..., bool]:
 def no_proxy(self: Execution, action: Any, one: Any) -> None:
     """Knowing that an access is done is taken for knowing its fence."""
     kept = one.conflicts
-    done = {f: c for columns in self.protocol.fenced for c, f, *_ in columns}
+    done = {f: c for pairs in self.protocol.fences.values() for c, f in pairs.T.tolist()}
     one.conflicts = np.array([done.get(c, c) for c in kept.tolist()], np.intp)
     try:
         CONFLICTS(self, action, one)

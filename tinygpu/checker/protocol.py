@@ -271,8 +271,10 @@ class Protocol:
         self.param, self.least = self._parameter()
         self.actors = list(self._actors())
         self.teams: dict[str, list[int]] = {}
+        self.ctas: dict[tuple[int, ...], list[int]] = {}
         for a in self.actors:
             self.teams.setdefault(a.team, []).append(a.number)
+            self.ctas.setdefault(a.cta, []).append(a.number)
         self.rings: list[PacedRing] = []
         self.barriers: list[Phased] = []
         self._known: dict[tuple[Any, ...], Any] = {}
@@ -507,7 +509,7 @@ class Protocol:
                 for columns in (one.columns, one.fenced)
                 if columns
             }
-            action.again = np.array(sorted(again), np.intp)
+            action.again = _listed(again)
 
     def _columns_of(self, action: Action, entry: Entry) -> None:
         """Give columns to what may be asked of an instruction; a product's are its warpgroup's."""
@@ -603,23 +605,52 @@ class Protocol:
         self._lists()
 
     def _lists(self) -> None:
-        """List the columns of each agent's fences, products, and of what it commits."""
-        fences: list[set[tuple[int, int, bool, str]]] = [set() for _ in self.actors]
-        products: list[set[int]] = [set() for _ in self.actors]
-        committed: list[set[int]] = [set() for _ in self.actors]
+        """List the columns of each agent's fences, products, groups, and of what it commits.
+
+        And those that are asked for at the end: of what lands; of what reaches a CTA from others,
+        or later than its thread goes on; of what all agents of a CTA have to know.
+        """
+        fences: dict[tuple[int, bool, str], set[tuple[int, int]]] = {
+            (a.number, each_, kind): set()
+            for a in self.actors for each_ in (False, True) for kind in ("before", "proxy")
+        }  # fmt: skip
+        products, grouped, committed = ([set[int]() for _ in self.actors] for _ in range(3))
+        landed: set[int] = set()
+        sent, shared = ({cta: set[int]() for cta in self.ctas} for _ in range(2))
         for action in self.actions:
+            number, done = action.actor.number, action.done
             for one in action.references:
-                each_ = action.entry is not None and action.entry.issuer == "thread"
-                pairs = zip(one.columns, one.fenced, strict=False)
-                kind = "before" if one.ring.buffer.level == "tmem" else "proxy"
-                fences[action.actor.number].update((c, f, each_, kind) for c, f in pairs)
-                if action.done == "multiplied":
-                    products[action.actor.number].update(one.columns)
-            if action.done == "committed":
-                committed[action.actor.number].update([*action.columns, *action.touched])
-        self.fenced = [sorted(some) for some in fences]
-        self.products = [np.array(sorted(some), np.intp) for some in products]
-        self.committed = [np.array(sorted(some), np.intp) for some in committed]
+                level, cta = one.ring.buffer.level, one.ring.cta
+                if one.fenced:
+                    each_ = action.entry is not None and action.entry.issuer == "thread"
+                    kind = "before" if level == "tmem" else "proxy"
+                    fences[number, each_, kind].update(zip(one.columns, one.fenced, strict=True))
+                if done == "committed" or level == "tmem":
+                    shared[cta].update(one.fenced or one.columns)
+                late = cta != action.actor.cta or done == "committed"
+                if one.write and level == "smem" and late:
+                    sent[cta].update(one.columns)
+            for place, _ in action.told:
+                if place.cta != action.actor.cta or done == "committed":
+                    sent[place.cta].update(action.columns)
+            if done == "multiplied":
+                products[number].update(action.touched)
+            if done == "landed":
+                landed.update(action.touched)
+            if done == "committed":
+                committed[number].update([*action.columns, *action.touched])
+            if done in GROUPS.values():
+                grouped[number].update(action.touched)
+        self.fences = {
+            key: np.array(sorted(some), np.intp).reshape(-1, 2).T for key, some in fences.items()
+        }
+        self.products, self.grouped, self.committed = (
+            [_listed(some) for some in every] for every in (products, grouped, committed)
+        )
+        self.sent, self.shared = (
+            {cta: _listed(some) for cta, some in every.items()} for every in (sent, shared)
+        )
+        self.landed = _listed(landed)
 
     # Images.
 
@@ -732,9 +763,10 @@ class Protocol:
         residue = np.array([r.offset % stages for _, r in mine])[first]
         column = np.where(through, fenced[second, residue], done[second, residue])
         assert (column >= 0).all()
+        first, column = np.divmod(np.unique(first * self.width + column), self.width)
         ends = np.searchsorted(first, np.arange(len(mine) + 1))
         for (_, reference), start, end in zip(mine, ends[:-1], ends[1:], strict=True):
-            reference.conflicts = np.unique(column[start:end])
+            reference.conflicts = column[start:end]
 
 
 def _meeting(
@@ -762,6 +794,10 @@ def _meeting(
     found = meet[here[:, None], there] & ((writes[:, None] | written) > 0)
     first, second = np.nonzero(found & ((sums[:, None] != added) | (added < 0)))
     return first, second
+
+
+def _listed(columns: set[int]) -> NDArray[np.intp]:
+    return np.array(sorted(columns), np.intp)
 
 
 def _issuer(action: Action) -> str:
@@ -918,10 +954,11 @@ class _Scope:
         They are the same for all agents of one kind, for whom the guards ask about the same.
         """
         a, known = self.actor, self.protocol._known
-        names = {
-            name for s in each(a.role.body) if isinstance(s, When) for name, _ in s.index.terms
-        }
-        env = {name: self.env[name] for name in sorted(names & self.env.keys())}
+        asked = ("asked", id(a.role))
+        if asked not in known:
+            guards = [s.index.terms for s in each(a.role.body) if isinstance(s, When)]
+            known[asked] = sorted({name for terms in guards for name, _ in terms} & self.env.keys())
+        env = {name: self.env[name] for name in known[asked]}
         key = ("places", part, id(a.role), a.first, id(self.loop), self.tile, self.turn, self.step,
                *env.values())  # fmt: skip
         if key not in known:
@@ -1108,6 +1145,8 @@ class _Scope:
                 int(access.peer) if name == access.buffer.home else rank
                 for name, rank in zip(axes, a.cta, strict=True)
             )
+            if cta not in self.protocol.ctas:
+                uncertified(f"{made}: there is no CTA {cta}")
         ring = self.protocol.ring(a, access.buffer, cta)
         self._agree(ring, touch.pace, made, access)
         if touch.cells:

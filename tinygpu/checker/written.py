@@ -201,7 +201,7 @@ class _Reading:
     def row(self, number: Any, like: Clocks | None, image: Image) -> Clocks:
         """Return a clock by its place in the list, or, of None, the image of another."""
         if number is not None:
-            return self.clocks[self.below(number, len(self.clocks))].copy()
+            return self.clocks[self.below(number, len(self.clocks))]
         if like is None or image is None:
             refuse("certificate: a clock is left out that is no image")
         return like[image[1]]
@@ -212,7 +212,7 @@ class _Reading:
         for numbers in (self.list(lags), self.list(many, len(lags))):
             if not {*map(type, numbers)} <= {int}:
                 refuse("certificate: a clock of no numbers")
-            if max(numbers, default=0) > _MOST or min(numbers, default=0) < -_MOST:
+            if max(numbers, default=0) > _MOST or min(numbers, default=0) < NONE:
                 refuse("certificate: a lag that is far from 0")
         if min(many, default=1) <= 0 or sum(many) != self.width:
             refuse(f"certificate: a clock of {sum(many)} columns")
