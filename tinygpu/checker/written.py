@@ -208,15 +208,15 @@ class _Reading:
 
     def clock(self, runs: Any) -> Clocks:
         """Return a clock of its runs."""
-        lags, many = self.list(runs, 2)
-        for numbers in (self.list(lags), self.list(many, len(lags))):
-            if not {*map(type, numbers)} <= {int}:
-                refuse("certificate: a clock of no numbers")
-            if max(numbers, default=0) > _MOST or min(numbers, default=0) < NONE:
-                refuse("certificate: a lag that is far from 0")
-        if min(many, default=1) <= 0 or sum(many) != self.width:
-            refuse(f"certificate: a clock of {sum(many)} columns")
-        return np.repeat(np.array(lags, np.int32), many)
+        found = np.array([[*self.list(one), 0] for one in self.list(runs, 2)])  # the 0: an int
+        if found.ndim != 2 or found.dtype != np.int64:
+            refuse("certificate: a clock of no numbers")
+        lags, many = found[:, :-1]
+        if ((lags < NONE) | (lags > _MOST)).any():
+            refuse("certificate: a lag that is far from 0")
+        if ((many <= 0) | (many > self.width)).any() or many.sum() != self.width:
+            refuse(f"certificate: a clock of {many.sum()} columns")
+        return np.repeat(lags.astype(np.int32), many)
 
     def position(self, at: Any) -> Position:
         """Return a node's position."""
