@@ -44,6 +44,7 @@ from tinygpu.checker.table import (
     ALIGNED,
     ARRIVALS,
     GROUPS,
+    UNCOMMITTED,
     Entry,
     entry_of,
     require_fields,
@@ -197,8 +198,9 @@ _NOTHING = np.zeros(0, np.intp)
 class Reference:
     """An access to a ring: which cells, at which offset.  ``adds``: the sums of a product.
 
-    ``columns``, ``fenced``: what says, by residue, that it is done, and behind a fence.
-    ``conflicts``: the columns of all that conflicts with it, at its residue.
+    ``own``: thread t touches lane t of tensor memory alone.  ``columns``, ``fenced``: what says,
+    by residue, that it is done, and behind a fence.  ``conflicts``: the columns of all that
+    conflicts with it, at its residue; ``lane``: of what its own threads did in their own lanes.
     """
 
     ring: PacedRing
@@ -206,9 +208,11 @@ class Reference:
     cells: int
     write: bool
     adds: bool = False
+    own: bool = False
     columns: list[int] = field(default_factory=list)
     fenced: list[int] = field(default_factory=list)
     conflicts: NDArray[np.intp] = field(default_factory=lambda: _NOTHING)
+    lane: NDArray[np.intp] = field(default_factory=lambda: _NOTHING)
 
     @property
     def mark(self) -> int:
@@ -525,7 +529,7 @@ class Protocol:
             key = ("columns", who, action.part, action.site, *alike)
             one.columns = self._shared(key, action, ring)
             generic = ring.through and entry.proxy == "generic" and not private
-            if generic or (ring.buffer.level == "tmem" and entry.done == "taken"):
+            if generic or (ring.buffer.level == "tmem" and entry.done in UNCOMMITTED):
                 one.fenced = self._shared((*key, "fenced"), action, ring, "fenced")
 
     def _shared(
@@ -736,7 +740,8 @@ class Protocol:
         """Note the columns of all ``others`` that each reference of a ring conflicts with.
 
         A warp's statement writes the cells of all its threads together, for each of its agents.  A
-        thread's copy to tensor memory is done before products that it issues later.
+        thread's copy to tensor memory is done before products that it issues later.  What a thread
+        did in its own lane there it has waited for itself; all others it knows by their fences.
         """
         mine, stages = ring.references, ring.stages
         first, second = _meeting(mine, others)
@@ -758,15 +763,22 @@ class Protocol:
         none = [-1] * stages
         done = np.array([r.columns or none for _, r in others], np.intp)
         fenced = np.array([r.fenced or none for _, r in others], np.intp)
-        through = np.array([_proxy(a) == "async" for a, _ in mine])[first]
+        lanes, theirs = (
+            np.array([a.actor.number if r.own else none for a, r in some])
+            for some, none in ((mine, -1), (others, -2))
+        )
+        own = lanes[first] == theirs[second]
+        tensor = ring.buffer.level == "tmem"
+        through = np.array([tensor or _proxy(a) == "async" for a, _ in mine])[first] & ~own
         through &= np.array([bool(r.fenced) for _, r in others])[second]
         residue = np.array([r.offset % stages for _, r in mine])[first]
         column = np.where(through, fenced[second, residue], done[second, residue])
         assert (column >= 0).all()
-        first, column = np.divmod(np.unique(first * self.width + column), self.width)
-        ends = np.searchsorted(first, np.arange(len(mine) + 1))
-        for (_, reference), start, end in zip(mine, ends[:-1], ends[1:], strict=True):
-            reference.conflicts = column[start:end]
+        for what, some in (("conflicts", ~own), ("lane", own)):
+            pairs = np.unique(first[some] * self.width + column[some])
+            ends = np.searchsorted(pairs, np.arange(len(mine) + 1) * self.width)
+            for (_, reference), start, end in zip(mine, ends[:-1], ends[1:], strict=True):
+                setattr(reference, what, pairs[start:end] % self.width)
 
 
 def _meeting(
@@ -898,6 +910,7 @@ class _Touch(NamedTuple):
     cells: int
     write: bool
     adds: bool
+    own: bool
 
 
 class _Touched(NamedTuple):
@@ -1092,7 +1105,7 @@ class _Scope:
             refuse(f"issuers: {a}: {s} by {whole} threads from {before} on, no warpgroup")
         if entry.issuer == "warp" and (whole % 32 or before % 32):
             refuse(f"issuers: {a}: {s} by {whole} threads from {before} on, no whole warps")
-        if s.lanes is not None and (s.across or entry.issuer == "warp"):
+        if s.lanes is not None and (s.across or entry.issuer in ("warp", "warpgroup")):
             uncertified(f"{s}: by some lanes of a warp")
         made.entry = entry
         fresh = None if s.fresh is None else self._linear(s.fresh, env, made.part)
@@ -1150,7 +1163,7 @@ class _Scope:
         ring = self.protocol.ring(a, access.buffer, cta)
         self._agree(ring, touch.pace, made, access)
         if touch.cells:
-            one = Reference(ring, touch.offset, touch.cells, touch.write, touch.adds)
+            one = Reference(ring, *touch[2:])
             made.references.append(one)
             ring.references.append((made, one))
 
@@ -1175,7 +1188,19 @@ class _Scope:
         cells = self._cells(made, s, access, env, write=write)
         if made.entry.done == "landed" and cells.bit_count() != prod(map(int, s.values)):
             uncertified(f"{s}: it writes a cell twice, or none")
-        return _Touch(access, pace, offset, cells, write, adds)
+        own = self._own(s, access, env) and made.entry.done in UNCOMMITTED
+        return _Touch(access, pace, offset, cells, write, adds, own)
+
+    def _own(self, s: Do, access: Access, env: Mapping[str, int]) -> bool:
+        """Say whether thread t of a warpgroup touches cells of lane t of tensor memory alone."""
+        if access.buffer.level != "tmem" or not access.thread or not s.threads:
+            return False
+        origin = self._constant(access.origin[0], env, s) if access.origin else 0
+        below, plain = 1, origin == 0 and not any(int(step[0]) for step in access.value)
+        for extent, step in zip(map(int, s.threads), access.thread, strict=True):
+            plain &= extent == 1 or int(step[0]) == below
+            below *= extent
+        return plain and below == int(self.actor.role.threads)
 
     def _cells(
         self, made: Action, s: Do, access: Access, env: Mapping[str, int], *, write: bool
@@ -1188,7 +1213,11 @@ class _Scope:
         values = tuple(int(n) for n in s.values)
         threads = tuple(int(n) for n in s.threads)
         thread = access.thread if threads else ()
-        first, count = (0, int(a.role.threads)) if issuer != "thread" else (a.first, a.count)
+        own = self._own(s, access, env)
+        if made.entry.done == "put" and write and not own:
+            uncertified(f"{s}: its threads have other lanes than their own")
+        each_ = own or issuer == "thread"
+        first, count = (a.first, a.count) if each_ else (0, int(a.role.threads))
         lanes = s.lanes
         if private or issuer == "one":
             thread, threads, first, count = (), (), 0, 1

@@ -42,7 +42,7 @@ from tinygpu.checker.protocol import (
     Protocol,
     Reference,
 )
-from tinygpu.checker.table import FENCES, GROUPS
+from tinygpu.checker.table import FENCES, GROUPS, UNCOMMITTED
 from tinygpu.term.program import Arrive, Commit, Do, Exit, Fence, Sync, Wait, WaitGroup
 
 __all__ = ["MANY", "Execution", "Situation"]
@@ -199,7 +199,7 @@ class Execution:
             case Sync():
                 if not self.sync(action):
                     return False
-            case Commit(group) if GROUPS.get(group) != "taken":
+            case Commit(group) if GROUPS.get(group) not in UNCOMMITTED:
                 groups = self.state.groups[number, self.group(action, group)]
                 groups[1] = np.maximum(groups[0], groups[1])
                 groups[:-1] = groups[1:].copy()
@@ -379,7 +379,7 @@ class Execution:
         number, state = action.actor.number, self.state
         groups = state.groups[number, group]
         covered = len(groups) - 1 - pending
-        if group == "taken":  # without a commit
+        if group in UNCOMMITTED:
             if pending:
                 uncertified(f"{action} leaves {pending} pending")
             covered = len(groups)
@@ -438,7 +438,7 @@ class Execution:
             together = [self.todo[n][self.at[n]] for n in team]
         for each in together:
             for one in each.references:
-                if len(one.conflicts):
+                if len(one.conflicts) or len(one.lane):
                     self.conflicts(each, one)
                 if not one.write:
                     self.value(each, one)
@@ -499,6 +499,8 @@ class Execution:
         elif action.entry is not None and action.entry.tensor:
             known = self.state.groups[action.actor.number, "after"][0]
         column = self.lacks(known, one.conflicts)
+        if column is None:
+            column = self.lacks(self.state.own[action.actor.number], one.lane)
         if column is not None:
             rule = "proxy" if self.protocol.rules[column][3] else "race"
             at, name = f"{one.ring.name}@{one.offset}", self.protocol.names[column]
