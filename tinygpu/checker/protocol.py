@@ -1105,7 +1105,7 @@ class _Scope:
             refuse(f"issuers: {a}: {s} by {whole} threads from {before} on, no warpgroup")
         if entry.issuer == "warp" and (whole % 32 or before % 32):
             refuse(f"issuers: {a}: {s} by {whole} threads from {before} on, no whole warps")
-        if s.lanes is not None and (s.across or entry.issuer in ("warp", "warpgroup")):
+        if s.lanes is not None and (s.across or entry.issuer == "warp" or entry.done == "put"):
             uncertified(f"{s}: by some lanes of a warp")
         made.entry = entry
         fresh = None if s.fresh is None else self._linear(s.fresh, env, made.part)
