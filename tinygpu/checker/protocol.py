@@ -985,39 +985,29 @@ class _Scope:
         elected: bool = False,
     ) -> Iterator[_Place]:  # fmt: skip
         """Yield where a statement stands; ``elected``: one thread alone comes to it."""
+        turns: list[tuple[Any, ...]] = []
         match s:
             case Elect(body):
-                if self.actor.first == 0:
-                    for i, t in enumerate(body):
-                        yield from self._unrolled(
-                            t, part, (*path, i), env, guards, values, elected=True
-                        )
+                turns, elected = [(env, guards, values)] * (self.actor.first == 0), True
             case When(index, bound, body):
                 holds = _decided(s, env)
-                if holds is False:
-                    return
-                more = guards if holds else (*guards, self._guard(index, bound, env, part))
-                for i, t in enumerate(body):
-                    yield from self._unrolled(
-                        t, part, (*path, i), env, more, values, elected=elected
-                    )
+                more = () if holds is not None else (self._guard(index, bound, env, part),)
+                turns = [(env, (*guards, *more), values)] * (holds is not False)
             case For(var, trips, body, _, start):
-                for n in range(int(start), int(trips)):
-                    more_values = (*values, (var, n))
-                    for i, t in enumerate(body):
-                        yield from self._unrolled(
-                            t, part, (*path, i), {**env, var: n}, guards, more_values,
-                            elected=elected,
-                        )  # fmt: skip
+                every = range(int(start), int(trips))
+                turns = [({**env, var: n}, guards, (*values, (var, n))) for n in every]
             case Do() if s.lanes is not None and not self._runs(s):
                 return
             case _:
                 if elected and aligned(s):
                     refuse(f"issuers: {self.actor}: {s} by one thread of its warp")
-                forms = list(s.forms)
-                names = sorted({name for form in forms for name, _ in form.terms})
-                own = [name for name in names if name in self.env]
+                names = {name for form in s.forms for name, _ in form.terms}
+                own = sorted(names & self.env.keys())
                 yield _Place(part, (*path, values), s, guards, dict(values), own)
+                return
+        for turn in turns:
+            for i, t in enumerate(body):
+                yield from self._unrolled(t, part, (*path, i), *turn, elected=elected)
 
     def action(self, place: _Place) -> Action:
         """Return what the agent does at a place."""
