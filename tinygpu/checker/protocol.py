@@ -609,52 +609,46 @@ class Protocol:
         self._lists()
 
     def _lists(self) -> None:
-        """List the columns of each agent's fences, products, groups, and of what it commits.
+        """List the columns of fences, and of what is asked for together.
 
-        And those that are asked for at the end: of what lands; of what reaches a CTA from others,
-        or later than its thread goes on; of what all agents of a CTA have to know.
+        ``sent``: what reaches a CTA from others, or later than its thread goes on; ``shared``: what
+        all agents of a CTA know at its end.
         """
         fences: dict[tuple[int, bool, str], set[tuple[int, int]]] = {
             (a.number, each_, kind): set()
             for a in self.actors for each_ in (False, True) for kind in ("before", "proxy")
         }  # fmt: skip
-        products, grouped, committed = ([set[int]() for _ in self.actors] for _ in range(3))
-        landed: set[int] = set()
         sent, shared = ({cta: set[int]() for cta in self.ctas} for _ in range(2))
         for action in self.actions:
-            number, done = action.actor.number, action.done
+            committed = action.done == "committed"
             for one in action.references:
                 level, cta = one.ring.buffer.level, one.ring.cta
                 if one.fenced:
                     each_ = action.entry is not None and action.entry.issuer == "thread"
-                    kind = "before" if level == "tmem" else "proxy"
-                    fences[number, each_, kind].update(zip(one.columns, one.fenced, strict=True))
-                if done == "committed" or level == "tmem":
+                    key = (action.actor.number, each_, "before" if level == "tmem" else "proxy")
+                    fences[key].update(zip(one.columns, one.fenced, strict=True))
+                if committed or level == "tmem":
                     shared[cta].update(one.fenced or one.columns)
-                late = cta != action.actor.cta or done == "committed"
-                if one.write and level == "smem" and late:
+                if one.write and level == "smem" and (committed or cta != action.actor.cta):
                     sent[cta].update(one.columns)
             for place, _ in action.told:
-                if place.cta != action.actor.cta or done == "committed":
+                if committed or place.cta != action.actor.cta:
                     sent[place.cta].update(action.columns)
-            if done == "multiplied":
-                products[number].update(action.touched)
-            if done == "landed":
-                landed.update(action.touched)
-            if done == "committed":
-                committed[number].update([*action.columns, *action.touched])
-            if done in GROUPS.values():
-                grouped[number].update(action.touched)
         self.fences = {
             key: np.array(sorted(some), np.intp).reshape(-1, 2).T for key, some in fences.items()
         }
-        self.products, self.grouped, self.committed = (
-            [_listed(some) for some in every] for every in (products, grouped, committed)
-        )
-        self.sent, self.shared = (
-            {cta: _listed(some) for cta, some in every.items()} for every in (sent, shared)
-        )
-        self.landed = _listed(landed)
+        self.sent = {cta: _listed(some) for cta, some in sent.items()}
+        self.shared = {cta: _listed(some) for cta, some in shared.items()}
+        self.products, self.committed = self._done("multiplied"), self._done("committed")
+        self.grouped, self.landed = self._done(*GROUPS.values()), self._done("landed")
+
+    def _done(self, *how: str) -> list[NDArray[np.intp]]:
+        """List the columns of what each agent does that is done in these ways."""
+        found: list[set[int]] = [set() for _ in self.actors]
+        for action in self.actions:
+            if action.done in how:
+                found[action.actor.number].update(action.columns, action.touched)
+        return [_listed(some) for some in found]
 
     # Images.
 

@@ -563,7 +563,8 @@ class Execution:
         for (b, x), counts in state.counts.items():
             if counts[2]:
                 refuse(f"exit: bytes land at {self.protocol.barriers[b].name}@{x} after the end")
-        self.require(state.known.max(axis=0), self.protocol.landed, "nobody waits for its bytes")
+        landed = np.concatenate(self.protocol.landed)
+        self.require(state.known.max(axis=0), landed, "nobody waits for its bytes")
         every = np.maximum(state.known, state.own)
         for cta, here in self.protocol.ctas.items():
             self.require(every[here].max(axis=0), self.protocol.sent[cta],
