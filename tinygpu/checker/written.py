@@ -1,11 +1,11 @@
 """A certificate as a file: JSON, bound to its term by the SHA-256 of the term's text.
 
-    format   3
+    format   4
     term     the key of the term's text (``tinygpu.term.text.key_of``)
     near, far, early
     columns  how many columns a clock has
     clocks   clocks that nodes name by their place in this list, of runs of equal lags: the lags,
-             and how many columns have each
+             and how many columns have each; columns of one residue stand together, see ``_order``
     cells    sets of cells that nodes name in the same way, hexadecimal
     nodes    [part, steps done, steps left, residue] and what is claimed there; a clock is null
              where it is the image of that of the first copy, in the first CTA
@@ -24,6 +24,7 @@ import json
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tinygpu.checker.check import Certificate, Position, ruled
 from tinygpu.checker.invariant import Clocks, Contents, Counts, Held, Invariant
@@ -34,13 +35,14 @@ from tinygpu.term.text import key_of, text_of
 
 __all__ = ["FORMAT", "verified", "written"]
 
-FORMAT = 3
+FORMAT = 4
 _MOST = 1 << 24
 
 
 def written(program: Program, certificate: Certificate) -> str:
     """Return the text of a term's certificate."""
     protocol = Protocol(program, early=certificate.early)
+    order = _order(protocol)
     agents, barriers = protocol.images(), protocol.barrier_images()
     clocks: dict[bytes, int] = {}
     cells: dict[int, int] = {}
@@ -87,7 +89,7 @@ def written(program: Program, certificate: Certificate) -> str:
     whole = {
         "format": FORMAT, "term": key_of(text_of(program)), "near": certificate.near,
         "far": certificate.far, "early": certificate.early, "columns": protocol.width,
-        "clocks": [_runs(np.frombuffer(clock, np.int32)) for clock in clocks],
+        "clocks": [_runs(np.frombuffer(clock, np.int32)[order]) for clock in clocks],
         "cells": [f"{mask:x}" for mask in cells], "nodes": nodes,
     }  # fmt: skip
     return json.dumps(whole, separators=(",", ":")) + "\n"
@@ -104,6 +106,12 @@ def verified(program: Program, text: str) -> Ruling:
         return Ruling("not certified", str(error))
     except (ValueError, RecursionError):
         return Ruling("refused", "certificate: it is no JSON")
+
+
+def _order(protocol: Protocol) -> NDArray[np.intp]:
+    """Return the columns in the order in which clocks are written: runs of equal lags are long."""
+    keys = [(ring.stages, ring.name, residue) for _, ring, residue, _ in protocol.rules]
+    return np.array(sorted(range(protocol.width), key=keys.__getitem__), np.intp)
 
 
 def _runs(clock: Clocks) -> list[list[int]]:
@@ -130,6 +138,7 @@ class _Reading:
         self.width = self.protocol.width
         if whole["columns"] != self.width:
             refuse(f"certificate: {whole['columns']} columns; the term has {self.width}")
+        self.order = _order(self.protocol)
         self.images = self.protocol.images()
         self.barriers = self.protocol.barrier_images()
         self.cells = [self.mask(one) for one in self.list(whole["cells"])]
@@ -216,7 +225,9 @@ class _Reading:
             refuse("certificate: a lag that is far from 0")
         if ((many <= 0) | (many > self.width)).any() or many.sum() != self.width:
             refuse(f"certificate: a clock of {many.sum()} columns")
-        return np.repeat(lags.astype(np.int32), many)
+        clock = np.empty(self.width, np.int32)
+        clock[self.order] = np.repeat(lags, many)
+        return clock
 
     def position(self, at: Any) -> Position:
         """Return a node's position."""
