@@ -1,9 +1,15 @@
 """Coverage of the certificates of order: ``python -m benchmarks.certified [--count N] [--seed S]``.
 
 All presets of each machine and N schedules drawn from its legal space get a certificate, which is
-written, read back and checked.  A row a case: how many are accepted, not certified, refused;
-the longest time and the mean of making one and of verifying one, with the term read and the file
-parsed; the largest file, as it is and compressed by zlib.  Reasons of what is not accepted follow.
+written, read back and checked, by all cores that the process may use, until ``--seconds`` are over.
+A line a case: how many are accepted, not certified, refused; the longest time and the mean of
+making one and of verifying one, with the term read and the file parsed, in seconds of a core; the
+largest file, as it is and compressed by zlib.  Reasons of what is not accepted follow.  ``--out``
+has a row for each schedule: draw N of a seed is the same for all counts from N + 1 on.
+
+On a machine with many cores::
+
+    python -m benchmarks.certified --count 20000 --seconds 14400 --out rows.jsonl
 """
 
 from __future__ import annotations
@@ -14,19 +20,26 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Iterator
+from itertools import chain, zip_longest
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from benchmarks.each_core import rows
 from tinygpu.checker.make import certified
 from tinygpu.checker.written import verified, written
 from tinygpu.devices.device import load_device
+from tinygpu.errors import ProgramError
 from tinygpu.machines import MACHINES
 from tinygpu.space.space import Space
-from tinygpu.term.machine import Chosen
 from tinygpu.term.operation import Operation, Problem, attention, grouped_matmul, matmul, softmax
-from tinygpu.term.program import Program
+from tinygpu.term.schedule import Schedule
 
-__all__ = ["CASES", "main", "terms"]
+__all__ = ["CASES", "main"]
+
+Job = tuple[str, str, Schedule]
+"""A case, the name of a preset or the number of a draw, and its schedule."""
 
 _TENSOR, _SQUARE = matmul("bf16", layout="nt"), {"m": 4096, "n": 4096, "k": 4096}
 _HEADS = {"l": 2, "h": 8, "g": 2, "m": 2048, "n": 2048, "d": 128, "e": 128}
@@ -43,46 +56,54 @@ CASES: dict[str, tuple[str, Operation, dict[str, int], str]] = {
 """A machine, its operation, and the sizes and device of the space drawn from."""
 
 
-def terms(name: str, count: int, seed: int) -> Iterator[Program]:
-    """Yield the terms of a case's presets and of schedules drawn from its space."""
+def jobs(name: str, count: int, seed: int) -> Iterator[Job]:
+    """Yield a case's presets and the schedules drawn from its space."""
     machine, operation, sizes, device = CASES[name]
     module = importlib.import_module(f"tinygpu.machines.{machine}")
     points = getattr(module, "LADDER", None) or getattr(module, "STARTS", {})
-    for values in points.values():
-        yield MACHINES[machine].program(operation, Chosen(values))
+    for preset, values in points.items():
+        yield name, preset, Schedule(machine, tuple(values.items()))
     if count:
         space = Space(MACHINES[machine], Problem.of(operation, **sizes), load_device(device))
-        for schedule in space.sample(np.random.default_rng(seed), count):
-            yield schedule.program(MACHINES[machine], operation)
+        for number, drawn in enumerate(space.sample(np.random.default_rng(seed), count)):
+            yield name, str(number), drawn
 
 
-def row(name: str, programs: Iterator[Program]) -> tuple[str, Counter[str]]:
-    """Return a case's line, and the reasons of what is not accepted."""
-    words: Counter[str] = Counter()
-    reasons: Counter[str] = Counter()
-    making, checking, sizes, packed = [], [], [0], [0]
-    for program in programs:
-        start = time.perf_counter()
-        certificate, ruling = certified(program)
-        making.append(time.perf_counter() - start)
-        if certificate is not None:
-            text = written(program, certificate)
-            sizes.append(len(text))
-            packed.append(len(zlib.compress(text.encode(), 9)))
-            start = time.perf_counter()
-            ruling = verified(program, text)
-            checking.append(time.perf_counter() - start)
-        ctas = int(np.prod([int(n) for _, n in program.cluster]))
-        words[f"{ruling.word}{' in clusters' * (ctas > 1)}"] += 1
-        if not ruling.accepted:
-            reasons[f"{ruling.word}: {ruling.line[:160]}"] += 1
+def certify(job: Job) -> dict[str, Any]:
+    """Return a schedule's row: what is said of its certificate, seconds and bytes."""
+    name, which, schedule = job
+    row: dict[str, Any] = {"case": name, "which": which, "schedule": str(schedule)}
+    try:
+        program = schedule.program(MACHINES[CASES[name][0]], CASES[name][1])
+    except ProgramError as error:  # a machine may have no term of a schedule for groups
+        return {**row, "ctas": 1, "word": "no term", "line": str(error)[:160]}
+    row["ctas"] = int(np.prod([int(n) for _, n in program.cluster]))
+    start = time.process_time()
+    certificate, ruling = certified(program)
+    row["make"] = time.process_time() - start
+    if certificate is not None:
+        text = written(program, certificate)
+        packed = len(zlib.compress(text.encode(), 9))
+        start = time.process_time()
+        ruling = verified(program, text)
+        row |= {"verify": time.process_time() - start, "bytes": len(text), "packed": packed}
+    return {**row, "word": ruling.word, "line": ruling.line[:160]}
+
+
+def summary(name: str, found: list[dict[str, Any]]) -> str:
+    """Return a case's line, and those of what is not accepted."""
+    words = Counter(f"{row['word']}{' in clusters' * (row['ctas'] > 1)}" for row in found)
     times = "; ".join(
         f"{what} {max(some, default=0):.2f} s, mean {np.mean(some or [0]):.2f} s"
-        for what, some in (("make", making), ("verify", checking))
+        for what in ("make", "verify")
+        for some in ([row[what] for row in found if what in row],)
     )
     counts = ", ".join(f"{many} {word}" for word, many in sorted(words.items()))
-    most = f"{max(sizes) / 1024:.0f} KB, {max(packed) / 1024:.1f} KB compressed"
-    return f"{name}: {counts}; {times}; {most}", reasons
+    size, packed = (max((row.get(k, 0) for row in found), default=0) for k in ("bytes", "packed"))
+    most = f"{size / 1024:.0f} KB, {packed / 1024:.1f} KB compressed"
+    reasons = Counter(f"{r['word']}: {r['line']}" for r in found if r["word"] != "accepted")
+    more = [f"  {many} x {reason}" for reason, many in reasons.most_common(3)]
+    return "\n".join([f"{name}: {counts}; {times}; {most}", *more])
 
 
 def main(words: list[str] | None = None) -> None:
@@ -91,12 +112,17 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--count", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--machine", choices=CASES, action="append")
+    parser.add_argument("--seconds", type=float, default=86400)
+    parser.add_argument("--out", type=Path)
     given = parser.parse_args(words)
-    for name in given.machine or CASES:
-        line, reasons = row(name, terms(name, given.count, given.seed))
-        print(line)
-        for reason, many in reasons.most_common(3):
-            print(f"  {many} x {reason}")
+    cases = given.machine or list(CASES)
+    turns = zip_longest(*(list(jobs(name, given.count, given.seed)) for name in cases))
+    every = (job for job in chain.from_iterable(turns) if job is not None)
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in cases}
+    for row in rows(certify, every, seconds=given.seconds, out=given.out):
+        found[row["case"]].append(row)
+    for name in cases:
+        print(summary(name, found[name]))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """Edits under the checker: ``python -m benchmarks.certified_edits --pairs N --certificates N``.
 
+By all cores that the process may use, until ``--seconds`` are over, with a row a pair in ``--out``.
+
 Pairs of edits of each protocol (drop, double, move, shift an index, change a count), one a
 protocol by turns: how many are accepted, refused, not certified.  The interpreter runs what is
 accepted, at small sizes in drawn orders; what it finds of the order is listed, and is a fault of
@@ -15,7 +17,10 @@ import random
 import time
 from collections import Counter
 from functools import cache
+from pathlib import Path
+from typing import Any
 
+from benchmarks.each_core import rows
 from tests.edited import (
     Edited,
     edited_certificate,
@@ -47,26 +52,37 @@ def rebound(edited: Edited) -> str:
     return json.dumps({**tree, "term": key_of(text_of(edited.term))})
 
 
-def pairs(many: int, number: random.Random) -> None:
+def judge(job: tuple[int, int]) -> dict[str, Any]:
+    """Return the row of a pair of edits: a protocol's number, and a seed."""
+    number, seed = job
+    pair = edited_pair(random.Random(seed).randrange, number)
+    said = ruling(pair.term)
+    fixed = verified(pair.term, rebound(pair)).accepted
+    found = faults_of(pair) if said.accepted or fixed else []
+    name = protocols()[number].term.name
+    return {
+        "protocol": name, "seed": seed, "edits": pair.names, "word": said.word, "fixed": fixed,
+        "line": said.line[:160], "faults": [str(fault) for fault in found[:1]],
+    }  # fmt: skip
+
+
+def pairs(many: int, seed: int, seconds: float, out: Path | None) -> None:
     """Print how pairs of edits fare."""
     words: Counter[str] = Counter()
-    wrong_ones: list[str] = []
     start = time.perf_counter()
-    for i in range(many):
-        pair = edited_pair(number.randrange, i % len(protocols()))
-        word = ruling(pair.term).word
-        fixed = verified(pair.term, rebound(pair)).accepted
-        words[word] += 1
-        words["accepted with the protocol's own certificate"] += fixed
-        if word == "accepted" or fixed:
-            found = faults_of(pair)
-            words["interpreted"] += 1
-            if found:
-                wrong_ones.append(f"{protocols()[pair.number].term.name}: {pair.names}: {found[0]}")
+    jobs = ((i % len(protocols()), seed * 10**9 + i) for i in range(many))
+    wrong_ones: list[str] = []
+    for row in rows(judge, jobs, seconds=seconds, out=out):
+        words["drawn"] += 1
+        words[row["word"]] += 1
+        words["accepted with the protocol's own certificate"] += row["fixed"]
+        words["interpreted"] += row["fixed"] or row["word"] == "accepted"
+        if row["faults"]:
+            wrong_ones.append(f"{row['protocol']}: {row['edits']}: {row['faults'][0]}")
     took = time.perf_counter() - start
     counts = ", ".join(f"{n} {word}" for word, n in sorted(words.items()))
     every = sum(len(edits_of(p.term)) ** 2 for p in protocols())
-    print(f"{many} pairs of edits, of about {every}: {counts}; {took:.0f} s")
+    print(f"pairs of edits, of about {every}: {counts}; {took:.0f} s")
     print(f"{len(wrong_ones)} accepted that the interpreter refutes", *wrong_ones, sep="\n  ")
 
 
@@ -87,8 +103,10 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--pairs", type=int, default=1000)
     parser.add_argument("--certificates", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seconds", type=float, default=86400)
+    parser.add_argument("--out", type=Path)
     given = parser.parse_args(words)
-    pairs(given.pairs, random.Random(given.seed))
+    pairs(given.pairs, given.seed, given.seconds, given.out)
     certificates(given.certificates, random.Random(given.seed))
 
 

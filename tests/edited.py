@@ -16,6 +16,7 @@ from tests.ampere_terms import term as ampere
 from tests.async_mutants import moved, mutants
 from tests.async_protocols import TILE, by_hand, store_ring
 from tests.blackwell_mutants import tensor_mutants
+from tests.blackwell_terms import put_back
 from tests.blackwell_terms import small as blackwell
 from tests.hopper_terms import rewritten
 from tests.hopper_terms import term as hopper
@@ -83,6 +84,7 @@ def protocols() -> tuple[Right, ...]:
         Right(attention(), ({"l": 1, "h": 1, "g": 1, "m": 140, "n": 221, "d": 64, "e": 64},)),
         *(Right(blackwell(p), ({"m": 392, "n": 72, "k": 200},)) for p in ("persistent", "pair")),
         Right(blackwell("a in tmem"), ({"m": 392, "n": 72, "k": 200},)),
+        Right(put_back("persistent"), ({"m": 392, "n": 72, "k": 200},)),
     )
 
 

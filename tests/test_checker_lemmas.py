@@ -26,6 +26,7 @@ from tests.async_protocols import (
 )
 from tests.async_protocols import _program as protocol
 from tests.async_protocols import _ring as ring
+from tests.blackwell_terms import put_back
 from tests.blackwell_terms import small as small_tensor
 from tests.hopper_terms import rewritten, term
 from tests.small_programs import ZERO, get, put, small
@@ -34,7 +35,7 @@ from tinygpu.checker import protocol as protocol_module
 from tinygpu.checker.check import ruled
 from tinygpu.checker.make import _fixpoint, certified
 from tinygpu.checker.outcome import RefusedError, UncertifiedError
-from tinygpu.checker.protocol import ALL, Protocol, _meeting
+from tinygpu.checker.protocol import ALL, Protocol, _meeting, _Scope
 from tinygpu.checker.rules import Execution
 from tinygpu.isa.instructions import INSTRUCTIONS
 from tinygpu.machines.hopper import STARTS, Hopper
@@ -281,7 +282,7 @@ def over(where: bool) -> Callable[..., bool]:
 def no_proxy(self: Execution, action: Any, one: Any) -> None:
     """Knowing that an access is done is taken for knowing its fence."""
     kept = one.conflicts
-    done = {f: c for columns in self.protocol.fenced for c, f, *_ in columns}
+    done = {f: c for pairs in self.protocol.fences.values() for c, f in pairs.T.tolist()}
     one.conflicts = np.array([done.get(c, c) for c in kept.tolist()], np.intp)
     try:
         CONFLICTS(self, action, one)
@@ -307,6 +308,15 @@ def issued_is_done(self: Execution, number: int) -> Any:
     found = TELL(self, number)
     found[self.protocol.committed[number]] = ALL
     return found
+
+
+def unwaited(self: Execution, action: Any, one: Any) -> None:
+    """What a thread did in its own lane of tensor memory is taken for done."""
+    kept, one.lane = one.lane, one.lane[:0]
+    try:
+        CONFLICTS(self, action, one)
+    finally:
+        one.lane = kept
 
 
 def untouched(self: Execution, action: Any) -> list[int]:
@@ -393,6 +403,16 @@ LEMMAS: dict[str, tuple[Callable[[], Program], tuple[tuple[Any, str, Any], ...],
         ((Execution, "conflicts", after_all_waits),),
         "race",
     ),
+    "own_lanes": (
+        lambda: put_back("persistent", wait=False),
+        ((Execution, "conflicts", unwaited),),
+        "race",
+    ),
+    "before_of_stores": (
+        lambda: put_back("persistent", fence=False),
+        ((Execution, "conflicts", no_proxy), (Execution, "end", nothing)),
+        "proxy",
+    ),
     "commits": (arrives_at_once, ((Execution, "tell", issued_is_done),), "race"),
     "given_back": (given_back, ((Execution, "end", nothing),), "exit"),
     "exit": (no_last_wait, ((Execution, "finished", nothing),), "exit"),
@@ -445,6 +465,35 @@ def test_sums_of_two_agents_are_in_no_order() -> None:
     for what, other in others.items():
         first, _ = _meeting([product], [other])
         assert bool(len(first)) == (what != "itself"), what
+
+
+@pytest.mark.parametrize("start", ["plain", "persistent", "pair", "a in tmem"])
+def test_stores_to_tensor_memory_are_certified(start: str) -> None:
+    """A thread loads what it has stored in its lane, and the next product comes after both."""
+    certificate, ruling = certified(put_back(start))
+    assert certificate is not None, str(ruling)
+    assert ruled(Protocol(put_back(start)), certificate).accepted
+    assert certified(put_back(start, wait=False))[1].line.startswith("race")
+    rule = "exit" if start == "plain" else "proxy"  # of one tile, whose products are over
+    assert certified(put_back(start, fence=False))[1].line.startswith(rule)
+
+
+def test_stores_to_other_lanes_are_not_certified() -> None:
+    """A thread's wait says nothing of the lanes of others."""
+
+    def turned(s: Statement) -> Statement:
+        """Thread 1 stores to lane 64, thread 2 to lane 1, and so on; thread 0 to its own."""
+        if not (isinstance(s, Do) and s.instruction.name == "tcgen05.st"):
+            return s
+        (held,) = s.reads
+        assert isinstance(held, Access)
+        write = replace(s.write, thread=((64, 0), (1, 0)))
+        return replace(s, threads=(2, 64), write=write, reads=(replace(held, thread=((0,),) * 2),))
+
+    program = rewritten(put_back("persistent"), turned)
+    assert certified(program)[1].word == "not certified"
+    with weakened((_Scope, "_own", lambda *_: True)):
+        assert certified(program)[1].accepted
 
 
 def guarded() -> Program:

@@ -17,6 +17,7 @@ alone.  More of a lag is more knowledge; of two clocks the join is the greater l
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -63,7 +64,7 @@ class Invariant:
     @staticmethod
     def first(protocol: Protocol) -> Invariant:
         """Return what is true before the first statement."""
-        start = np.full(len(protocol.names), ALL, np.int32)
+        start = np.full(protocol.width, ALL, np.int32)
         every = np.tile(start, (len(protocol.actors), 1))
         return Invariant(
             known=every,
@@ -81,10 +82,12 @@ class Invariant:
             holds=[[None] * ring.stages for ring in protocol.rings],
         )
 
-    def copy(self, more: int) -> tuple[Invariant, Clocks, int]:
+    def copy(
+        self, more: int = 0, change: Callable[[Clocks], Clocks] | None = None
+    ) -> tuple[Invariant, Clocks, int]:
         """Return one that may be changed, the array of its clocks and how many rows it has.
 
-        The array has ``more`` rows besides.
+        The array has ``more`` rows besides.  Its clocks are what ``change`` makes of these.
         """
         parts = [self.known, self.own, *self.groups.values()]
         parts += [message[None] for message in self.messages.values()]
@@ -92,6 +95,10 @@ class Invariant:
         rows = int(ends[-1])
         whole = np.empty((rows + more, self.known.shape[1]), np.int32)
         np.concatenate(parts, out=whole[:rows])
+        if change is not None:
+            for row in range(0, rows, 16):  # so few that they stay in a cache
+                some = slice(row, min(row + 16, rows))
+                whole[some] = change(whole[some])
         known, own, *rest = np.split(whole[:rows], ends[:-1])
         messages = [message[0] for message in rest[len(self.groups) :]]
         found = replace(
@@ -109,42 +116,41 @@ def advanced(protocol: Protocol, state: Invariant, kind: str, tile: int) -> Inva
     source, less = protocol.moves[kind, tile]
 
     def clock(old: Clocks) -> Clocks:
-        here = np.take(old, source, axis=-1)
+        here = np.take(old, source, axis=1)
         found = here - less
-        found[found < LEAST] = NONE
-        found[here >= ALL] = ALL
+        np.copyto(found, NONE, where=found < LEAST)
+        np.copyto(found, ALL, where=here >= ALL)
         return found
 
+    found, _, _ = state.copy(change=clock)
     messages, counts, opened = {}, {}, []
     for barrier, stages in zip(protocol.barriers, state.open, strict=True):
         by, d = moved(barrier, kind, tile), barrier.stages
         used = barrier.used  # of another stage no phase ever ends
         opened.append([stages[(r + by) % d] - by if r in used else r for r in range(d)])
-    for (b, x), message in state.messages.items():
-        messages[b, x - moved(protocol.barriers[b], kind, tile)] = clock(message)
+    for (b, x), message in found.messages.items():
+        messages[b, x - moved(protocol.barriers[b], kind, tile)] = message
     for (b, x), count in state.counts.items():
         counts[b, x - moved(protocol.barriers[b], kind, tile)] = count
     holds = []
     for ring, slots in zip(protocol.rings, state.holds, strict=True):
-        by = moved(ring, kind, tile)
-        turned = [slots[(r + by) % ring.stages] for r in range(ring.stages)]
-        holds.append([held and replace(held, index=held.index - by) for held in turned])
-    return Invariant(
-        clock(state.known), clock(state.own), messages, opened, counts,
-        {at: clock(clocks) for at, clocks in state.groups.items()}, list(state.touched), holds,
-    )  # fmt: skip
+        if by := moved(ring, kind, tile):
+            turned = [slots[(r + by) % ring.stages] for r in range(ring.stages)]
+            slots = [held and replace(held, index=held.index - by) for held in turned]
+        holds.append(slots)
+    return replace(found, messages=messages, counts=counts, open=opened, holds=holds)
 
 
 def follows(protocol: Protocol, state: Invariant, claim: Invariant) -> str:
     """Return what of a claimed invariant does not follow from what is true; "" if all does."""
-    names, actors = protocol.names, protocol.actors
+    actors = protocol.actors
     for what, mine, claimed in (
         ("knows", state.known, claim.known), ("did", state.own, claim.own),
     ):  # fmt: skip
         if (mine < claimed).any():
             agent, column = np.argwhere(mine < claimed)[0]
             return (
-                f"{actors[agent]} {what} {names[column]} up to {claimed[agent, column]}, "
+                f"{actors[agent]} {what} {protocol.names[column]} up to {claimed[agent, column]}, "
                 f"and not to {mine[agent, column]} only"
             )
     if claim.open != state.open:
@@ -162,6 +168,8 @@ def follows(protocol: Protocol, state: Invariant, claim: Invariant) -> str:
             return f"{actors[agent]} has touched no registers of products"
     for ring, slots, said in zip(protocol.rings, state.holds, claim.holds, strict=True):
         for one, held in zip(slots, said, strict=True):
+            if one == held:
+                continue
             if (one.unread if one else 0) & ~(held.unread if held else 0):
                 return f"a slot of {ring.name} has no sums that nobody read"
             if held is None or not held.written:

@@ -99,7 +99,7 @@ def _floor(protocol: Protocol) -> Clocks:
 
     Too high a floor only makes the search fail.
     """
-    asked = np.full(len(protocol.names), ALL)
+    asked = np.full(protocol.width, ALL)
     for barrier in protocol.barriers:
         every = [offset for _, offset in (*barrier.waits, *barrier.arrivals)]
         least = min(every, default=0) - max(every, default=0) - 2 * barrier.stages

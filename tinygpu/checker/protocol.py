@@ -30,6 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import product
 from math import inf, lcm, prod
 from typing import Any, Literal, NamedTuple
@@ -43,6 +44,7 @@ from tinygpu.checker.table import (
     ALIGNED,
     ARRIVALS,
     GROUPS,
+    UNCOMMITTED,
     Entry,
     entry_of,
     require_fields,
@@ -196,8 +198,9 @@ _NOTHING = np.zeros(0, np.intp)
 class Reference:
     """An access to a ring: which cells, at which offset.  ``adds``: the sums of a product.
 
-    ``columns``, ``fenced``: what says, by residue, that it is done, and behind a fence.
-    ``conflicts``: the columns of all that conflicts with it, at its residue.
+    ``own``: thread t touches lane t of tensor memory alone.  ``columns``, ``fenced``: what says,
+    by residue, that it is done, and behind a fence.  ``conflicts``: the columns of all that
+    conflicts with it, at its residue; ``lane``: of what its own threads did in their own lanes.
     """
 
     ring: PacedRing
@@ -205,9 +208,11 @@ class Reference:
     cells: int
     write: bool
     adds: bool = False
+    own: bool = False
     columns: list[int] = field(default_factory=list)
     fenced: list[int] = field(default_factory=list)
     conflicts: NDArray[np.intp] = field(default_factory=lambda: _NOTHING)
+    lane: NDArray[np.intp] = field(default_factory=lambda: _NOTHING)
 
     @property
     def mark(self) -> int:
@@ -270,8 +275,10 @@ class Protocol:
         self.param, self.least = self._parameter()
         self.actors = list(self._actors())
         self.teams: dict[str, list[int]] = {}
+        self.ctas: dict[tuple[int, ...], list[int]] = {}
         for a in self.actors:
             self.teams.setdefault(a.team, []).append(a.number)
+            self.ctas.setdefault(a.cta, []).append(a.number)
         self.rings: list[PacedRing] = []
         self.barriers: list[Phased] = []
         self._known: dict[tuple[Any, ...], Any] = {}
@@ -396,9 +403,8 @@ class Protocol:
         context = _Scope(self, actor, tile, loop)
         self.period = lcm(self.period, context.step)
         for part in PARTS:
-            for path, s in bodies[part]:
-                for action in context.actions(s, part, path):
-                    self.todo[part][actor.number].append(action)
+            for place in context.places(part, bodies[part]):
+                self.todo[part][actor.number].append(context.action(place))
 
     def _steps_left(self) -> None:
         """Count steps and not trips, where loops begin at another number than 0."""
@@ -418,12 +424,11 @@ class Protocol:
         """Return a ring of memory as an agent touches it in a CTA."""
         if buffer.level == "registers":
             key: tuple[Any, ...] = (buffer.name, actor.number)
-            name = f"{actor}'s {buffer.name}"
         else:
             own = (actor.role.name, actor.copy) if int(buffer.copies) > 1 else ()
             key = (buffer.name, cta, *own)
-            name = buffer.name
         if key not in self._known:
+            name = f"{actor}'s " * (buffer.level == "registers") + buffer.name
             if not sound_storage(buffer):
                 refuse(f"storage: two cells of {buffer.name} have one place, or lie outside")
             cells = prod(int(n) for n in buffer.shape)
@@ -481,24 +486,22 @@ class Protocol:
 
     def _columns(self) -> None:
         """Give each fact a column, with how it moves with a step and with a tile."""
-        self.names: list[str] = []
         self.rules: list[tuple[Action | None, PacedRing | Phased, int, str]] = []
         for ring in self.rings:
             smem = ring.buffer.level == "smem"
             ring.through = smem and any(_proxy(a) == "async" for a, _ in ring.references)
         for action in self.actions:
-            name = f"{action.actor}: {_path(action.site)}"
             s = action.statement
             if isinstance(s, Wait | Arrive):
                 place, _ = action.told[0]
                 far = any(place.cta != action.actor.cta for place, _ in action.told)
                 late = far or action.done == "committed"
                 if isinstance(s, Wait) or late or not place.counts_bytes:
-                    action.columns = self._by_residue(name, action, place)
+                    action.columns = self._by_residue(action, place)
             elif action.entry is not None:
-                self._columns_of(action, action.entry, name)
+                self._columns_of(action, action.entry)
         for barrier in self.barriers:
-            barrier.over = self._by_residue("phases", None, barrier, "over")
+            barrier.over = self._by_residue(None, barrier, "over")
             for kind, some in (("waited", barrier.waits), ("arrived", barrier.arrivals)):
                 told = [action.columns for action, _ in some if action.columns]
                 found = np.array(told, np.intp).reshape(-1, barrier.stages).T
@@ -510,9 +513,9 @@ class Protocol:
                 for columns in (one.columns, one.fenced)
                 if columns
             }
-            action.again = np.array(sorted(again), np.intp)
+            action.again = _listed(again)
 
-    def _columns_of(self, action: Action, entry: Entry, name: str) -> None:
+    def _columns_of(self, action: Action, entry: Entry) -> None:
         """Give columns to what may be asked of an instruction; a product's are its warpgroup's."""
         who = action.actor.team if entry.done == "multiplied" else action.actor.number
         for one in action.references:
@@ -524,43 +527,58 @@ class Protocol:
             if entry.done == "landed" or ring.stages == 1:
                 alike = (ring.number,) if entry.done == "landed" else ()
             key = ("columns", who, action.part, action.site, *alike)
-            one.columns = self._shared(key, name, action, ring)
+            one.columns = self._shared(key, action, ring)
             generic = ring.through and entry.proxy == "generic" and not private
-            if generic or (ring.buffer.level == "tmem" and entry.done == "taken"):
-                one.fenced = self._shared((*key, "fenced"), name, action, ring, "fenced")
+            if generic or (ring.buffer.level == "tmem" and entry.done in UNCOMMITTED):
+                one.fenced = self._shared((*key, "fenced"), action, ring, "fenced")
 
     def _shared(
-        self, key: tuple[Any, ...], name: str, action: Action, ring: PacedRing, what: str = ""
+        self, key: tuple[Any, ...], action: Action, ring: PacedRing, what: str = ""
     ) -> list[int]:
         """Return the columns of a key, as many as a ring has stages."""
         if key not in self._known:
-            self._known[key] = self._by_residue(name, action, ring, what)
+            self._known[key] = self._by_residue(action, ring, what)
         columns: list[int] = self._known[key]
         return columns
 
     def _by_residue(
-        self, name: str, action: Action | None, ring: PacedRing | Phased, what: str = ""
+        self, action: Action | None, ring: PacedRing | Phased, what: str = ""
     ) -> list[int]:
         """Return new columns, one for each residue of an index."""
-        here = None if action is None else action.actor.cta
+        self.rules += [(action, ring, r, what) for r in range(ring.stages)]
+        return list(range(len(self.rules) - ring.stages, len(self.rules)))
+
+    @property
+    def width(self) -> int:
+        """How many columns a clock has."""
+        return len(self.rules)
+
+    @cached_property
+    def names(self) -> list[str]:
+        """What each column is called."""
+        return [self._name(*rule) for rule in self.rules]
+
+    def _name(self, action: Action | None, ring: PacedRing | Phased, r: int, what: str) -> str:
+        name, here = "phases", None
+        if action is not None:
+            name, here = f"{action.actor}: {_path(action.site)}", action.actor.cta
         where = _cta(ring.cta) if ring.cta != here else ""
-        for r in range(ring.stages):
-            self.names.append(f"{name} at {ring.name}{where} {r} {what}".strip())
-            self.rules.append((action, ring, r, what))
-        return list(range(len(self.names) - ring.stages, len(self.names)))
+        return f"{name} at {ring.name}{where} {r} {what}".strip()
 
     def _moves(self) -> None:
         """Say from which column each takes its lag with a step or a tile, less how much."""
         self.moves: dict[tuple[str, int], tuple[NDArray[np.intp], Clock]] = {}
+        every: list[PacedRing | Phased] = [*self.rings, *self.barriers]
+        numbers = {id(ring): i for i, ring in enumerate(every)}
+        whose, residue, stages = (
+            np.array([(numbers[id(ring)], r, ring.stages) for _, ring, r, _ in self.rules], np.intp)
+            .reshape(-1, 3).T
+        )  # fmt: skip
         for kind in ("step", "tile"):
-            for tile in range(self.period):
-                source = np.arange(len(self.names))
-                less = np.zeros(len(self.names), np.int32)
-                for column, (_, ring, residue, _) in enumerate(self.rules):
-                    by = moved(ring, kind, tile)  # the columns of its residues are neighbours
-                    source[column] += (residue + by) % ring.stages - residue
-                    less[column] = by
-                self.moves[kind, tile] = (source, less)
+            for tile in range(self.period):  # the columns of its residues are neighbours
+                by = np.array([moved(ring, kind, tile) for ring in every], np.int32)[whose]
+                source = np.arange(self.width) + (residue + by) % stages - residue
+                self.moves[kind, tile] = (source, by)
 
     def _used(self) -> None:
         """Find which residues of a barrier's phases are named."""
@@ -591,23 +609,46 @@ class Protocol:
         self._lists()
 
     def _lists(self) -> None:
-        """List the columns of each agent's fences, products, and of what it commits."""
-        fences: list[set[tuple[int, int, bool, str]]] = [set() for _ in self.actors]
-        products: list[set[int]] = [set() for _ in self.actors]
-        committed: list[set[int]] = [set() for _ in self.actors]
+        """List the columns of fences, and of what is asked for together.
+
+        ``sent``: what reaches a CTA from others, or later than its thread goes on; ``shared``: what
+        all agents of a CTA know at its end.
+        """
+        fences: dict[tuple[int, bool, str], set[tuple[int, int]]] = {
+            (a.number, each_, kind): set()
+            for a in self.actors for each_ in (False, True) for kind in ("before", "proxy")
+        }  # fmt: skip
+        sent, shared = ({cta: set[int]() for cta in self.ctas} for _ in range(2))
         for action in self.actions:
+            committed = action.done == "committed"
             for one in action.references:
-                each_ = action.entry is not None and action.entry.issuer == "thread"
-                pairs = zip(one.columns, one.fenced, strict=False)
-                kind = "before" if one.ring.buffer.level == "tmem" else "proxy"
-                fences[action.actor.number].update((c, f, each_, kind) for c, f in pairs)
-                if action.done == "multiplied":
-                    products[action.actor.number].update(one.columns)
-            if action.done == "committed":
-                committed[action.actor.number].update([*action.columns, *action.touched])
-        self.fenced = [sorted(some) for some in fences]
-        self.products = [np.array(sorted(some), np.intp) for some in products]
-        self.committed = [np.array(sorted(some), np.intp) for some in committed]
+                level, cta = one.ring.buffer.level, one.ring.cta
+                if one.fenced:
+                    each_ = action.entry is not None and action.entry.issuer == "thread"
+                    key = (action.actor.number, each_, "before" if level == "tmem" else "proxy")
+                    fences[key].update(zip(one.columns, one.fenced, strict=True))
+                if committed or level == "tmem":
+                    shared[cta].update(one.fenced or one.columns)
+                if one.write and level == "smem" and (committed or cta != action.actor.cta):
+                    sent[cta].update(one.columns)
+            for place, _ in action.told:
+                if committed or place.cta != action.actor.cta:
+                    sent[place.cta].update(action.columns)
+        self.fences = {
+            key: np.array(sorted(some), np.intp).reshape(-1, 2).T for key, some in fences.items()
+        }
+        self.sent = {cta: _listed(some) for cta, some in sent.items()}
+        self.shared = {cta: _listed(some) for cta, some in shared.items()}
+        self.products, self.committed = self._done("multiplied"), self._done("committed")
+        self.grouped, self.landed = self._done(*GROUPS.values()), self._done("landed")
+
+    def _done(self, *how: str) -> list[NDArray[np.intp]]:
+        """List the columns of what each agent does that is done in these ways."""
+        found: list[set[int]] = [set() for _ in self.actors]
+        for action in self.actions:
+            if action.done in how:
+                found[action.actor.number].update(action.columns, action.touched)
+        return [_listed(some) for some in found]
 
     # Images.
 
@@ -693,7 +734,8 @@ class Protocol:
         """Note the columns of all ``others`` that each reference of a ring conflicts with.
 
         A warp's statement writes the cells of all its threads together, for each of its agents.  A
-        thread's copy to tensor memory is done before products that it issues later.
+        thread's copy to tensor memory is done before products that it issues later.  What a thread
+        did in its own lane there it has waited for itself; all others it knows by their fences.
         """
         mine, stages = ring.references, ring.stages
         first, second = _meeting(mine, others)
@@ -715,14 +757,22 @@ class Protocol:
         none = [-1] * stages
         done = np.array([r.columns or none for _, r in others], np.intp)
         fenced = np.array([r.fenced or none for _, r in others], np.intp)
-        through = np.array([_proxy(a) == "async" for a, _ in mine])[first]
+        lanes, theirs = (
+            np.array([a.actor.number if r.own else none for a, r in some])
+            for some, none in ((mine, -1), (others, -2))
+        )
+        own = lanes[first] == theirs[second]
+        tensor = ring.buffer.level == "tmem"
+        through = np.array([tensor or _proxy(a) == "async" for a, _ in mine])[first] & ~own
         through &= np.array([bool(r.fenced) for _, r in others])[second]
         residue = np.array([r.offset % stages for _, r in mine])[first]
         column = np.where(through, fenced[second, residue], done[second, residue])
         assert (column >= 0).all()
-        ends = np.searchsorted(first, np.arange(len(mine) + 1))
-        for (_, reference), start, end in zip(mine, ends[:-1], ends[1:], strict=True):
-            reference.conflicts = np.unique(column[start:end])
+        for what, some in (("conflicts", ~own), ("lane", own)):
+            pairs = np.unique(first[some] * self.width + column[some])
+            ends = np.searchsorted(pairs, np.arange(len(mine) + 1) * self.width)
+            for (_, reference), start, end in zip(mine, ends[:-1], ends[1:], strict=True):
+                setattr(reference, what, pairs[start:end] % self.width)
 
 
 def _meeting(
@@ -750,6 +800,10 @@ def _meeting(
     found = meet[here[:, None], there] & ((writes[:, None] | written) > 0)
     first, second = np.nonzero(found & ((sums[:, None] != added) | (added < 0)))
     return first, second
+
+
+def _listed(columns: set[int]) -> NDArray[np.intp]:
+    return np.array(sorted(columns), np.intp)
 
 
 def _issuer(action: Action) -> str:
@@ -841,6 +895,44 @@ def _decided(when: When, env: Mapping[str, int]) -> bool | None:
     return int(when.index.evaluate(dict(env))) < int(when.bound)
 
 
+class _Touch(NamedTuple):
+    """An access to a ring, in whichever CTA: see ``Reference``."""
+
+    access: Access
+    pace: Pace
+    offset: int
+    cells: int
+    write: bool
+    adds: bool
+    own: bool
+
+
+class _Touched(NamedTuple):
+    """An instruction's entry, where it starts anew, its accesses, where its bytes are counted."""
+
+    entry: Entry
+    fresh: tuple[int, int, int] | None
+    reads: list[_Touch | None]
+    write: _Touch | None
+    signal: tuple[Pace, int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A statement at values of constant loops, for all agents of a kind.
+
+    ``names``: the ranks and copies on which it depends; ``known``: what was found, by their values.
+    """
+
+    part: Part
+    site: tuple[Any, ...]
+    statement: Statement
+    guards: tuple[tuple[int, int, int], ...]
+    values: Mapping[str, int]
+    names: list[str]
+    known: dict[tuple[int, ...], Any] = field(default_factory=dict)
+
+
 class _Scope:
     """The variables of one agent, and its statements as actions."""
 
@@ -863,47 +955,67 @@ class _Scope:
         protocol.tiles_of[actor.number] = (self.start, self.step)
         self.grid = {axis.var for axis in program.grid}
 
-    def actions(
-        self, s: Statement, part: Part, path: tuple[int, ...], guards: tuple[Any, ...] = (),
-        values: tuple[tuple[str, int], ...] = (), *, elected: bool = False,
-    ) -> Iterator[Action]:  # fmt: skip
-        """Yield what a statement does: constant loops are unrolled.
+    def places(self, part: Part, body: list[tuple[tuple[int, ...], Statement]]) -> list[_Place]:
+        """Return where the statements of a part stand, constant loops unrolled.
 
-        ``elected``: one thread alone comes to it.
+        They are the same for all agents of one kind, for whom the guards ask about the same.
         """
-        env = {**self.env, **dict(values)}
+        a, known = self.actor, self.protocol._known
+        asked = ("asked", id(a.role))
+        if asked not in known:
+            guards = [s.index.terms for s in each(a.role.body) if isinstance(s, When)]
+            known[asked] = sorted({name for terms in guards for name, _ in terms} & self.env.keys())
+        env = {name: self.env[name] for name in known[asked]}
+        key = ("places", part, id(a.role), a.first, id(self.loop), self.tile, self.turn, self.step,
+               *env.values())  # fmt: skip
+        if key not in known:
+            known[key] = [one for path, s in body for one in self._unrolled(s, part, path, env)]
+        found: list[_Place] = known[key]
+        return found
+
+    def _unrolled(
+        self, s: Statement, part: Part, path: tuple[int, ...], env: Mapping[str, int],
+        guards: tuple[Any, ...] = (), values: tuple[tuple[str, int], ...] = (), *,
+        elected: bool = False,
+    ) -> Iterator[_Place]:  # fmt: skip
+        """Yield where a statement stands; ``elected``: one thread alone comes to it."""
+        turns: list[tuple[Any, ...]] = []
         match s:
             case Elect(body):
-                if self.actor.first == 0:
-                    for i, t in enumerate(body):
-                        yield from self.actions(t, part, (*path, i), guards, values, elected=True)
+                turns, elected = [(env, guards, values)] * (self.actor.first == 0), True
             case When(index, bound, body):
                 holds = _decided(s, env)
-                if holds is False:
-                    return
-                more = guards if holds else (*guards, self._guard(index, bound, env, part))
-                for i, t in enumerate(body):
-                    yield from self.actions(t, part, (*path, i), more, values, elected=elected)
+                more = () if holds is not None else (self._guard(index, bound, env, part),)
+                turns = [(env, (*guards, *more), values)] * (holds is not False)
             case For(var, trips, body, _, start):
-                for n in range(int(start), int(trips)):
-                    for i, t in enumerate(body):
-                        inner = (*values, (var, n))
-                        yield from self.actions(t, part, (*path, i), guards, inner, elected=elected)
+                every = range(int(start), int(trips))
+                turns = [({**env, var: n}, guards, (*values, (var, n))) for n in every]
+            case Do() if s.lanes is not None and not self._runs(s):
+                return
             case _:
                 if elected and aligned(s):
                     refuse(f"issuers: {self.actor}: {s} by one thread of its warp")
-                yield from self._action(s, part, (*path, values), guards, env)
-
-    def _action(
-        self, s: Statement, part: Part, site: tuple[Any, ...], guards: tuple[Any, ...],
-        env: Mapping[str, int],
-    ) -> Iterator[Action]:  # fmt: skip
-        p, a = self.protocol, self.actor
-        made = Action(len(p.actions), a, part, site, s, guards)
-        if isinstance(s, Do):
-            if s.lanes is not None and not self._runs(s):
+                names = {name for form in s.forms for name, _ in form.terms}
+                own = sorted(names & self.env.keys())
+                yield _Place(part, (*path, values), s, guards, dict(values), own)
                 return
-            self._do(made, s, env)
+        for turn in turns:
+            for i, t in enumerate(body):
+                yield from self._unrolled(t, part, (*path, i), *turn, elected=elected)
+
+    def action(self, place: _Place) -> Action:
+        """Return what the agent does at a place."""
+        p, a, s = self.protocol, self.actor, place.statement
+        made = Action(len(p.actions), a, place.part, place.site, s, place.guards)
+        here = tuple([self.env[name] for name in place.names])
+        if here not in place.known:  # what follows depends on these ranks and copies alone
+            env = {**dict(zip(place.names, here, strict=True)), **place.values}
+            if isinstance(s, Do):
+                place.known[here] = self._touched(made, s, env)
+            elif isinstance(s, Wait | Arrive):
+                place.known[here] = self._place(s.index, env, place.part)
+        if isinstance(s, Do):
+            self._do(made, s, place.known[here])
         elif isinstance(s, Wait | Arrive):
             ctas = [a.cta]
             if isinstance(s, Arrive) and s.to != "cta":
@@ -914,25 +1026,20 @@ class _Scope:
                 if a.count != 1:
                     refuse(f"issuers: {made} by each of {a.count} threads; one commits")
             for cta in ctas:
-                self._tell(made, s.barrier, s.index, cta, env)
-        elif isinstance(s, Exit):
-            self._exit(s)
+                self._tell(made, s.barrier, place.known[here], cta)
+        elif isinstance(s, Exit) and len(p.actors) > 1:
+            uncertified("Exit beside other agents")
         p.actions.append(made)
-        yield made
+        return made
 
     def _runs(self, s: Do) -> bool:
         below, extent, residue = (int(n) for n in s.lanes or (1, 1, 0))
         threads = range(self.actor.first, self.actor.first + self.actor.count)
         return any(t // below % extent == residue for t in threads)
 
-    def _exit(self, s: Exit) -> None:
-        if len(self.protocol.actors) > 1:
-            uncertified("Exit beside other agents")
-
     def _tell(
-        self, made: Action, barrier: Barrier, index: Affine, cta: tuple[int, ...],
-        env: Mapping[str, int],
-    ) -> None:  # fmt: skip
+        self, made: Action, barrier: Barrier, at: tuple[Pace, int], cta: tuple[int, ...]
+    ) -> None:
         if barrier.home:
             axes = [name for name, _ in self.protocol.program.cluster]
             if barrier.home not in axes or barrier.named:
@@ -943,7 +1050,7 @@ class _Scope:
             refuse(f"deadlock: {made} waits for a barrier of another CTA")
         if any(place is other for other, _ in made.told) and isinstance(made.statement, Arrive):
             uncertified(f"{made} arrives at a home twice")
-        pace, offset = self._place(index, env, made.part)
+        pace, offset = at
         self._agree(place, pace, made)
         made.told.append((place, offset))
         match made.statement:
@@ -956,68 +1063,100 @@ class _Scope:
                 place.counts_bytes = True
 
     def _agree(self, ring: PacedRing | Phased, pace: Pace, *what: object) -> None:
-        both = ring.pace.with_(pace)
-        if both is None:
-            uncertified(*what, f"moves otherwise than others at {ring.name}")
-        ring.pace = both
+        if ring.pace != pace:
+            both = ring.pace.with_(pace)
+            if both is None:
+                uncertified(*what, f"moves otherwise than others at {ring.name}")
+            ring.pace = both
         if pace.turn:
             if isinstance(ring, Phased) or ring.takes not in ((0, 1), (self.start, self.step)):
                 uncertified(*what, f"turns of several copies at {ring.name}")
             ring.takes = (self.start, self.step)
 
-    def _do(self, made: Action, s: Do, env: Mapping[str, int]) -> None:
+    def _touched(self, made: Action, s: Do, env: Mapping[str, int]) -> _Touched:
+        """Return what an instruction touches, whichever CTA's it is."""
         p, a = self.protocol, self.actor
-        made.entry, own = entry_of(s)
+        entry, own = entry_of(s)
         if own:
             p.believed.add(s.instruction.name)
-        require_types(s, made.entry)
-        issuer = made.entry.issuer
+        require_types(s, entry)
         whole, before = int(a.role.threads), 0
         for role in p.program.roles[: p.program.roles.index(a.role)]:
             before += int(role.threads) * int(role.copies)
-        if issuer == "one" and a.count != 1:
+        if entry.issuer == "one" and a.count != 1:
             refuse(f"issuers: {a}: {s} by each of {a.count} threads; one issues it")
-        if issuer == "warpgroup" and (whole != 128 or before % 128):
+        if entry.issuer == "warpgroup" and (whole != 128 or before % 128):
             refuse(f"issuers: {a}: {s} by {whole} threads from {before} on, no warpgroup")
-        if issuer == "warp" and (whole % 32 or before % 32):
+        if entry.issuer == "warp" and (whole % 32 or before % 32):
             refuse(f"issuers: {a}: {s} by {whole} threads from {before} on, no whole warps")
-        if s.lanes is not None and (s.across or issuer == "warp"):
+        if s.lanes is not None and (s.across or entry.issuer == "warp" or entry.done == "put"):
             uncertified(f"{s}: by some lanes of a warp")
-        if s.fresh is not None:
-            made.fresh = self._linear(s.fresh, env, made.part)
-        adds = made.entry.adds
-        ctas: list[tuple[int, ...] | None] = [None]
-        if made.entry.done == "committed" and s.multicast:  # a pair, which multiplies together
-            ctas = [*p.along(a.cta, s.multicast)]
-            if len(ctas) != 2 or any(cta is None or cta < a.cta for cta in ctas):
-                uncertified(f"{made}: products of {len(ctas)} CTAs, by {a}")
+        made.entry = entry
+        fresh = None if s.fresh is None else self._linear(s.fresh, env, made.part)
+        reads = []
         for i, read in enumerate(s.reads):
             if isinstance(read, Access):
-                sums = adds and i == 2
+                sums = entry.adds and i == 2
                 if sums and read != s.write:
                     uncertified(f"{s} adds to other registers than it writes")
-                for cta in ctas:
-                    self._touch(made, s, read, env, write=False, adds=sums, cta=cta)
+                reads.append(self._touch(made, s, read, env, write=False, adds=sums))
         if s.where is not None:
-            self._touch(made, s, s.write, env, write=False, adds=False)
+            reads.append(self._touch(made, s, s.write, env, write=False, adds=False))
+        adds = entry.adds and s.signal is None
+        write = self._touch(made, s, s.write, env, write=True, adds=adds)
+        signal = None if s.signal is None else self._place(s.signal[1], env, made.part)
+        return _Touched(entry, fresh, reads, write, signal)
+
+    def _do(self, made: Action, s: Do, found: _Touched) -> None:
+        """Note an instruction and its accesses to rings."""
+        p, a, entry = self.protocol, self.actor, found.entry
+        made.entry, made.fresh = entry, found.fresh
+        ctas = [a.cta]
+        if entry.done == "committed" and s.multicast:  # a pair, which multiplies together
+            ctas = p.along(a.cta, s.multicast)
+            if len(ctas) != 2 or any(cta < a.cta for cta in ctas):
+                uncertified(f"{made}: products of {len(ctas)} CTAs, by {a}")
+        for read in found.reads:
+            for cta in ctas:
+                self._refer(made, read, cta)
         if s.signal is None:
             for cta in ctas:
-                self._touch(made, s, s.write, env, write=True, adds=adds, cta=cta)
-            if made.entry.done == "landed":
+                self._refer(made, found.write, cta)
+            if entry.done == "landed":
                 refuse(f"balance: {made}: its bytes land at no barrier")
             return
-        if made.entry.done != "landed":
+        if entry.done != "landed" or found.signal is None:
             uncertified(f"{s}: a signal of what lands at no barrier")
         for to in p.along(a.cta, s.multicast):
-            self._touch(made, s, s.write, env, write=True, adds=False, cta=to)
-            self._tell(made, *s.signal, to, env)
+            self._refer(made, found.write, to)
+            self._tell(made, s.signal[0], found.signal, to)
+
+    def _refer(self, made: Action, touch: _Touch | None, cta: tuple[int, ...]) -> None:
+        """Note an access to a ring of a CTA, or of that at home."""
+        if touch is None:
+            return
+        access, a = touch.access, self.actor
+        if access.buffer.home and touch.write:
+            axes = [name for name, _ in self.protocol.program.cluster]
+            cta = tuple(
+                int(access.peer) if name == access.buffer.home else rank
+                for name, rank in zip(axes, a.cta, strict=True)
+            )
+            if cta not in self.protocol.ctas:
+                uncertified(f"{made}: there is no CTA {cta}")
+        ring = self.protocol.ring(a, access.buffer, cta)
+        self._agree(ring, touch.pace, made, access)
+        if touch.cells:
+            one = Reference(ring, *touch[2:])
+            made.references.append(one)
+            ring.references.append((made, one))
 
     def _touch(
         self, made: Action, s: Do, access: Access, env: Mapping[str, int], *, write: bool,
-        adds: bool, cta: tuple[int, ...] | None = None,
-    ) -> None:  # fmt: skip
-        """Note an access to a ring."""
-        p, a, buffer = self.protocol, self.actor, access.buffer
+        adds: bool,
+    ) -> _Touch | None:  # fmt: skip
+        """Return how an access touches its ring; None: it is to global memory."""
+        p, buffer = self.protocol, access.buffer
         assert made.entry is not None
         levels = made.entry.writes if write else (made.entry.reads or ("registers",))
         if buffer.level not in (*levels, *(made.entry.writes if s.where else ())):
@@ -1026,25 +1165,26 @@ class _Scope:
             p._known.setdefault(("gmem", buffer.name, write), True)
             if p._known.get(("gmem", buffer.name, not write)):
                 uncertified(f"global memory {buffer.name} is read and written")
-            return
+            return None
         if buffer.level not in ("smem", "registers", "tmem"):
             uncertified(f"{buffer.name} in {buffer.level}")
-        if buffer.home and write:
-            axes = [name for name, _ in p.program.cluster]
-            cta = tuple(
-                int(access.peer) if name == buffer.home else rank
-                for name, rank in zip(axes, a.cta, strict=True)
-            )
-        ring = p.ring(a, buffer, a.cta if cta is None else cta)
         pace, offset = self._place(access.index, env, made.part)
-        self._agree(ring, pace, made, access)
         cells = self._cells(made, s, access, env, write=write)
         if made.entry.done == "landed" and cells.bit_count() != prod(map(int, s.values)):
             uncertified(f"{s}: it writes a cell twice, or none")
-        if cells:
-            one = Reference(ring, offset, cells, write, adds)
-            made.references.append(one)
-            ring.references.append((made, one))
+        own = self._own(s, access, env) and made.entry.done in UNCOMMITTED
+        return _Touch(access, pace, offset, cells, write, adds, own)
+
+    def _own(self, s: Do, access: Access, env: Mapping[str, int]) -> bool:
+        """Say whether thread t of a warpgroup touches cells of lane t of tensor memory alone."""
+        if access.buffer.level != "tmem" or not access.thread or not s.threads:
+            return False
+        origin = self._constant(access.origin[0], env, s) if access.origin else 0
+        below, plain = 1, origin == 0 and not any(int(step[0]) for step in access.value)
+        for extent, step in zip(map(int, s.threads), access.thread, strict=True):
+            plain &= extent == 1 or int(step[0]) == below
+            below *= extent
+        return plain and below == int(self.actor.role.threads)
 
     def _cells(
         self, made: Action, s: Do, access: Access, env: Mapping[str, int], *, write: bool
@@ -1057,7 +1197,11 @@ class _Scope:
         values = tuple(int(n) for n in s.values)
         threads = tuple(int(n) for n in s.threads)
         thread = access.thread if threads else ()
-        first, count = (0, int(a.role.threads)) if issuer != "thread" else (a.first, a.count)
+        own = self._own(s, access, env)
+        if made.entry.done == "put" and write and not own:
+            uncertified(f"{s}: its threads have other lanes than their own")
+        each_ = own or issuer == "thread"
+        first, count = (a.first, a.count) if each_ else (0, int(a.role.threads))
         lanes = s.lanes
         if private or issuer == "one":
             thread, threads, first, count = (), (), 0, 1

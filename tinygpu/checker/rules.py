@@ -24,6 +24,7 @@ second does not know the first, and R refuses.
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,7 +42,7 @@ from tinygpu.checker.protocol import (
     Protocol,
     Reference,
 )
-from tinygpu.checker.table import FENCES, GROUPS
+from tinygpu.checker.table import FENCES, GROUPS, UNCOMMITTED
 from tinygpu.term.program import Arrive, Commit, Do, Exit, Fence, Sync, Wait, WaitGroup
 
 __all__ = ["MANY", "Execution", "Situation"]
@@ -70,7 +71,10 @@ class Execution:
     def __init__(self, protocol: Protocol, node: Situation, claim: Invariant) -> None:
         self.protocol, self.node = protocol, node
         n = len(protocol.actors)
-        self.todo = [[a for a in actions if self.runs(a)] for actions in protocol.todo[node.part]]
+        self.todo = [
+            [a for a in actions if self.runs(a)] if self.takes(actor) else []
+            for actor, actions in zip(protocol.actors, protocol.todo[node.part], strict=True)
+        ]
         more = sum(len(action.told) for todo in self.todo for action in todo)
         self.state, self.clocks, self.used = claim.copy(more)
         self.at = [0] * n
@@ -103,12 +107,12 @@ class Execution:
 
     # Which actions a node has.
 
+    def takes(self, actor: Actor) -> bool:
+        """Say whether an agent takes the node's tile."""
+        return self.node.part in ("start", "end") or self.protocol.takes(actor, self.node.tile)
+
     def runs(self, action: Action) -> bool:
         """Decide the guards of an action at all counters of the node."""
-        if not self.protocol.takes(action.actor, self.node.tile) and action.part not in (
-            "start", "end",
-        ):  # fmt: skip
-            return False
         for guard in action.guards:
             low, high = self.ends(guard)
             if high < 0:
@@ -144,7 +148,8 @@ class Execution:
             known, mine = self.tell(number), self.protocol.products[number]
             known[mine] = state.own[number, mine]  # of these who waits knows, and nobody else
             np.maximum(groups, known, out=groups)
-            np.maximum.accumulate(groups, axis=0, out=groups)
+            for older, newer in pairwise(groups):
+                np.maximum(older, newer, out=newer)
 
     # Knowledge.
 
@@ -164,8 +169,11 @@ class Execution:
 
         Of what is counted by an index, what is before it (``least``) stays known.
         """
-        some = self.clocks[: self.used, columns]
-        self.clocks[: self.used, columns] = np.minimum(some, least)
+        if least == NONE:
+            self.clocks[: self.used, columns] = NONE
+        else:
+            some = self.clocks[: self.used, columns]
+            self.clocks[: self.used, columns] = np.minimum(some, least)
 
     def passed(self, action: Action) -> None:
         """Note that a wait is passed, or that somebody arrives, or will when products are done."""
@@ -191,7 +199,7 @@ class Execution:
             case Sync():
                 if not self.sync(action):
                     return False
-            case Commit(group) if GROUPS.get(group) != "taken":
+            case Commit(group) if GROUPS.get(group) not in UNCOMMITTED:
                 groups = self.state.groups[number, self.group(action, group)]
                 groups[1] = np.maximum(groups[0], groups[1])
                 groups[:-1] = groups[1:].copy()
@@ -339,23 +347,22 @@ class Execution:
         """Meet at bar.sync or barrier.cluster; then each knows what all know."""
         s, a = action.statement, action.actor
         assert isinstance(s, Sync)
-        actors = self.protocol.actors
-        scope: dict[str, tuple[Any, list[int]]] = {
-            "cta": ((a.cta, int(s.barrier)), [b.number for b in actors if b.cta == a.cta]),
-            "role": ((a.team, int(s.barrier)), self.protocol.teams[a.team]),
-            "cluster": ("cluster", [b.number for b in actors]),
+        protocol = self.protocol
+        scope: dict[str, tuple[Any, int]] = {
+            "cta": ((a.cta, int(s.barrier)), len(protocol.ctas[a.cta])),
+            "role": ((a.team, int(s.barrier)), len(protocol.teams[a.team])),
+            "cluster": ("cluster", len(protocol.actors)),
         }
-        key, members = scope[s.scope]
-        return self.rendezvous(action, key, members)
+        return self.rendezvous(action, *scope[s.scope])
 
-    def rendezvous(self, action: Action, key: Any, members: list[int]) -> bool:
+    def rendezvous(self, action: Action, key: Any, many: int) -> bool:
         """Let agents go on when all have come; they know then what all know (but products)."""
         number = action.actor.number
         here = self.meeting.setdefault(key, [])
         if self.begun[number] != self.at[number]:
             self.begun[number] = self.at[number]
             here.append(number)
-        if len(here) < len(members):
+        if len(here) < many:
             return False
         together = np.maximum.reduce([self.tell(n) for n in here])
         for n in here:
@@ -372,7 +379,7 @@ class Execution:
         number, state = action.actor.number, self.state
         groups = state.groups[number, group]
         covered = len(groups) - 1 - pending
-        if group == "taken":  # without a commit
+        if group in UNCOMMITTED:
             if pending:
                 uncertified(f"{action} leaves {pending} pending")
             covered = len(groups)
@@ -393,10 +400,10 @@ class Execution:
                 self.state.groups[number, "after"][0] = self.state.known[number]
         elif FENCES.get(kind) in ("proxy", "before"):
             told, alone = self.tell(number), action.actor.count == 1
-            for columns, fenced, thread, what in self.protocol.fenced[number]:
-                if what == FENCES[kind]:
-                    mine = self.state.known if alone and thread else self.state.own
-                    mine[number, fenced] = max(mine[number, fenced], told[columns])
+            for thread in (False, True):
+                done, fenced = self.protocol.fences[number, thread, FENCES[kind]]
+                mine = self.state.known if alone and thread else self.state.own
+                mine[number, fenced] = np.maximum(mine[number, fenced], told[done])
         else:
             uncertified(f"{action}")
 
@@ -431,11 +438,13 @@ class Execution:
             together = [self.todo[n][self.at[n]] for n in team]
         for each in together:
             for one in each.references:
-                self.conflicts(each, one)
+                if len(one.conflicts) or len(one.lane):
+                    self.conflicts(each, one)
                 if not one.write:
                     self.value(each, one)
         for each in together:
-            self.again(each.again)
+            if len(each.again):
+                self.again(each.again)
         for each in together:
             self.effects(each)
             self.at[each.actor.number] += each is not action
@@ -490,6 +499,8 @@ class Execution:
         elif action.entry is not None and action.entry.tensor:
             known = self.state.groups[action.actor.number, "after"][0]
         column = self.lacks(known, one.conflicts)
+        if column is None:
+            column = self.lacks(self.state.own[action.actor.number], one.lane)
         if column is not None:
             rule = "proxy" if self.protocol.rules[column][3] else "race"
             at, name = f"{one.ring.name}@{one.offset}", self.protocol.names[column]
@@ -536,37 +547,27 @@ class Execution:
         """Ask that an agent has waited for what it started (X)."""
         known, mine = self.tell(actor.number), self.protocol.products[actor.number]
         known[mine] = self.state.own[actor.number, mine]
-        for part in PARTS:
-            for action in self.protocol.todo[part][actor.number]:
-                if action.done in GROUPS.values() and (known[action.touched] < ALL).any():
-                    self.refuse("exit", action, "is not waited for")
+        self.require(known, self.protocol.grouped[actor.number], "is not waited for")
+
+    def require(self, clock: Any, columns: Any, why: str) -> None:
+        """Ask that all is known of some columns at the end."""
+        column = self.lacks(clock, columns)
+        if column is not None:
+            refuse(f"exit: {self.protocol.names[column]} at {self.node}: {why}")
 
     def end(self) -> None:
         """Ask what has to be true when all agents end (X)."""
-        state, actors = self.state, self.protocol.actors
-        for actor in actors:
+        state = self.state
+        for actor in self.protocol.actors:
             self.finished(actor)
         for (b, x), counts in state.counts.items():
             if counts[2]:
                 refuse(f"exit: bytes land at {self.protocol.barriers[b].name}@{x} after the end")
-        best = state.known.max(axis=0)
+        landed = np.concatenate(self.protocol.landed)
+        self.require(state.known.max(axis=0), landed, "nobody waits for its bytes")
         every = np.maximum(state.known, state.own)
-        best_of = {
-            cta: every[[a.number for a in actors if a.cta == cta]].max(axis=0)
-            for cta in {a.cta for a in actors}
-        }
-        for action in self.protocol.actions:
-            if action.done == "landed" and (best[action.touched] < ALL).any():
-                self.refuse("exit", action, "nobody waits for its bytes")
-            sent = [(place.cta, action.columns) for place, _ in action.told]
-            for one in action.references:
-                if one.write and one.ring.buffer.level == "smem":
-                    sent.append((one.ring.cta, one.columns))
-                if action.done == "committed" or one.ring.buffer.level == "tmem":
-                    here = [a.number for a in actors if a.cta == one.ring.cta]
-                    if (state.known[np.ix_(here, one.fenced or one.columns)] < ALL).any():
-                        self.refuse("exit", action, "is not known to all when they end")
-            for cta, columns in sent:
-                late = cta != action.actor.cta or action.done == "committed"
-                if late and (best_of[cta][columns] < ALL).any():
-                    self.refuse("exit", action, f"may reach CTA {cta} when that has ended")
+        for cta, here in self.protocol.ctas.items():
+            self.require(every[here].max(axis=0), self.protocol.sent[cta],
+                         f"may reach CTA {cta} when that has ended")  # fmt: skip
+            self.require(state.known[here].min(axis=0), self.protocol.shared[cta],
+                         "is not known to all when they end")  # fmt: skip

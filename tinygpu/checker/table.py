@@ -10,6 +10,7 @@ through which proxy it touches shared memory.  It is written from PTX's text, no
     landed      done for who waits for the phase at which its bytes are counted
     multiplied  done for who executes a ``wgmma.wait_group`` that covers its group
     taken       done for its thread at a ``tcgen05.wait::ld``
+    put         done for its thread at a ``tcgen05.wait::st``
     committed   done for who waits for the phase at which a later ``tcgen05.commit`` arrives
 
 ``FIELDS`` says of each field of each part of a term what becomes of it: it is read ("order"), or it
@@ -31,11 +32,11 @@ from tinygpu.checker.outcome import refuse, uncertified
 from tinygpu.term.program import Access, Do, Program, walk
 
 __all__ = [
-    "ALIGNED", "ARRIVALS", "FENCES", "FIELDS", "GROUPS", "TABLE", "Entry", "entry_of",
-    "require_fields", "require_types",
+    "ALIGNED", "ARRIVALS", "FENCES", "FIELDS", "GROUPS", "TABLE", "UNCOMMITTED", "Entry",
+    "entry_of", "require_fields", "require_types",
 ]  # fmt: skip
 
-Done = Literal["now", "copied", "stored", "landed", "multiplied", "taken", "committed"]
+Done = Literal["now", "copied", "stored", "landed", "multiplied", "taken", "put", "committed"]
 Types = tuple[tuple[str, str], ...]
 
 
@@ -96,18 +97,22 @@ TABLE: Mapping[str, Entry] = {
     ),
     "tcgen05.cp": Entry(_S, _T, "committed", "one", "async", tensor=True, ahead=True),
     "tcgen05.ld": Entry(_T, _R, "taken", "warpgroup", types=_same("f32", "tf32"), tensor=True),
+    "tcgen05.st": Entry(_R, _T, "put", "warpgroup", types=_same("f32", "tf32"), tensor=True),
 }  # fmt: skip
 
-_COMPLETION: Mapping[str, Done] = {
-    "at_once": "now", "scoreboard": "now", "commit_group": "copied", "bulk_group": "stored",
-    "mbarrier": "landed", "wgmma_group": "multiplied", "tcgen05_wait": "taken",
-    "tcgen05_commit": "committed",
+_COMPLETION: Mapping[str, tuple[Done, ...]] = {
+    "at_once": ("now",), "scoreboard": ("now",), "commit_group": ("copied",),
+    "bulk_group": ("stored",), "mbarrier": ("landed",), "wgmma_group": ("multiplied",),
+    "tcgen05_wait": ("taken", "put"), "tcgen05_commit": ("committed",),
 }  # fmt: skip
 """How a term's instruction names what the table calls otherwise."""
 GROUPS: Mapping[str, Done] = {
     "cp.async": "copied", "bulk": "stored", "wgmma": "multiplied", "tcgen05.ld": "taken",
+    "tcgen05.st": "put",
 }  # fmt: skip
-"""What a term's groups are groups of; what is taken has no commit."""
+"""What a term's groups are groups of."""
+UNCOMMITTED = frozenset({"taken", "put"})
+"""What is waited for without a commit."""
 FENCES: Mapping[str, str] = {
     "wgmma": "registers", "proxy.async": "proxy", "tcgen05.before": "before",
     "tcgen05.after": "after",
@@ -115,7 +120,7 @@ FENCES: Mapping[str, str] = {
 """What a term's fences order."""
 ARRIVALS = frozenset({"tcgen05"})
 """After what an arrival may come: what its thread commits."""
-ALIGNED = frozenset({"wgmma", "tcgen05.ld"})
+ALIGNED = frozenset({"wgmma", "tcgen05.ld", "tcgen05.st"})
 """Groups and fences for which all threads of a warp come together (``.sync.aligned``)."""
 
 
@@ -126,15 +131,15 @@ def entry_of(do: Do) -> tuple[Entry, bool]:
     """
     how = do.instruction
     own = how.lower is not None or how.meaning is not None or how.name not in TABLE
-    done = _COMPLETION.get(how.completion)
+    done = _COMPLETION.get(how.completion, ())
     if own:
-        if done != "now" or how.issuer not in ("thread", "warp"):
+        if "now" not in done or how.issuer not in ("thread", "warp"):
             uncertified(f"{how.name} is the user's own and is not done at once")
         issuer: Any = how.issuer
         return Entry(how.reads, how.writes, "now", issuer, types=how.types), True
     entry = TABLE[how.name]
-    given = (how.reads, how.writes, done, how.issuer)
-    if given != (entry.reads, entry.writes, entry.done, entry.issuer):
+    given = (how.reads, how.writes, how.issuer)
+    if given != (entry.reads, entry.writes, entry.issuer) or entry.done not in done:
         uncertified(f"{how.name} is another instruction than PTX's, as the table has it")
     return entry, False
 

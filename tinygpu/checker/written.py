@@ -1,11 +1,11 @@
 """A certificate as a file: JSON, bound to its term by the SHA-256 of the term's text.
 
-    format   3
+    format   4
     term     the key of the term's text (``tinygpu.term.text.key_of``)
     near, far, early
     columns  how many columns a clock has
     clocks   clocks that nodes name by their place in this list, of runs of equal lags: the lags,
-             and how many columns have each
+             and how many columns have each; columns of one residue stand together, see ``_order``
     cells    sets of cells that nodes name in the same way, hexadecimal
     nodes    [part, steps done, steps left, residue] and what is claimed there; a clock is null
              where it is the image of that of the first copy, in the first CTA
@@ -24,6 +24,7 @@ import json
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tinygpu.checker.check import Certificate, Position, ruled
 from tinygpu.checker.invariant import Clocks, Contents, Counts, Held, Invariant
@@ -34,13 +35,14 @@ from tinygpu.term.text import key_of, text_of
 
 __all__ = ["FORMAT", "verified", "written"]
 
-FORMAT = 3
+FORMAT = 4
 _MOST = 1 << 24
 
 
 def written(program: Program, certificate: Certificate) -> str:
     """Return the text of a term's certificate."""
     protocol = Protocol(program, early=certificate.early)
+    order = _order(protocol)
     agents, barriers = protocol.images(), protocol.barrier_images()
     clocks: dict[bytes, int] = {}
     cells: dict[int, int] = {}
@@ -86,8 +88,8 @@ def written(program: Program, certificate: Certificate) -> str:
     ]
     whole = {
         "format": FORMAT, "term": key_of(text_of(program)), "near": certificate.near,
-        "far": certificate.far, "early": certificate.early, "columns": len(protocol.names),
-        "clocks": [_runs(np.frombuffer(clock, np.int32)) for clock in clocks],
+        "far": certificate.far, "early": certificate.early, "columns": protocol.width,
+        "clocks": [_runs(np.frombuffer(clock, np.int32)[order]) for clock in clocks],
         "cells": [f"{mask:x}" for mask in cells], "nodes": nodes,
     }  # fmt: skip
     return json.dumps(whole, separators=(",", ":")) + "\n"
@@ -104,6 +106,12 @@ def verified(program: Program, text: str) -> Ruling:
         return Ruling("not certified", str(error))
     except (ValueError, RecursionError):
         return Ruling("refused", "certificate: it is no JSON")
+
+
+def _order(protocol: Protocol) -> NDArray[np.intp]:
+    """Return the columns in the order in which clocks are written: runs of equal lags are long."""
+    keys = [(ring.stages, ring.name, residue) for _, ring, residue, _ in protocol.rules]
+    return np.array(sorted(range(protocol.width), key=keys.__getitem__), np.intp)
 
 
 def _runs(clock: Clocks) -> list[list[int]]:
@@ -127,9 +135,10 @@ class _Reading:
             refuse("certificate: early")
         self.whole = whole
         self.protocol = Protocol(program, early=whole["early"])
-        self.width = len(self.protocol.names)
+        self.width = self.protocol.width
         if whole["columns"] != self.width:
             refuse(f"certificate: {whole['columns']} columns; the term has {self.width}")
+        self.order = _order(self.protocol)
         self.images = self.protocol.images()
         self.barriers = self.protocol.barrier_images()
         self.cells = [self.mask(one) for one in self.list(whole["cells"])]
@@ -201,22 +210,24 @@ class _Reading:
     def row(self, number: Any, like: Clocks | None, image: Image) -> Clocks:
         """Return a clock by its place in the list, or, of None, the image of another."""
         if number is not None:
-            return self.clocks[self.below(number, len(self.clocks))].copy()
+            return self.clocks[self.below(number, len(self.clocks))]
         if like is None or image is None:
             refuse("certificate: a clock is left out that is no image")
         return like[image[1]]
 
     def clock(self, runs: Any) -> Clocks:
         """Return a clock of its runs."""
-        lags, many = self.list(runs, 2)
-        for numbers in (self.list(lags), self.list(many, len(lags))):
-            if not {*map(type, numbers)} <= {int}:
-                refuse("certificate: a clock of no numbers")
-            if max(numbers, default=0) > _MOST or min(numbers, default=0) < -_MOST:
-                refuse("certificate: a lag that is far from 0")
-        if min(many, default=1) <= 0 or sum(many) != self.width:
-            refuse(f"certificate: a clock of {sum(many)} columns")
-        return np.repeat(np.array(lags, np.int32), many)
+        found = np.array([[*self.list(one), 0] for one in self.list(runs, 2)])  # the 0: an int
+        if found.ndim != 2 or found.dtype != np.int64:
+            refuse("certificate: a clock of no numbers")
+        lags, many = found[:, :-1]
+        if ((lags < NONE) | (lags > _MOST)).any():
+            refuse("certificate: a lag that is far from 0")
+        if ((many <= 0) | (many > self.width)).any() or many.sum() != self.width:
+            refuse(f"certificate: a clock of {many.sum()} columns")
+        clock = np.empty(self.width, np.int32)
+        clock[self.order] = np.repeat(lags, many)
+        return clock
 
     def position(self, at: Any) -> Position:
         """Return a node's position."""

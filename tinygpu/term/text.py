@@ -82,6 +82,8 @@ def _name(part: Buffer | statement.Barrier) -> str:
 
 def _part(part: Any, depth: int) -> str:
     """Return the text of any part; what is defined is written by its name."""
+    if type(part) in (int, str):  # most parts are
+        return repr(part)
     match part:
         case Buffer() | statement.Barrier():
             return _name(part)
@@ -124,7 +126,10 @@ def _call(part: Any, depth: int) -> str:
 
 def _same(given: Any, default: Any) -> bool:
     """Say whether a field has its default, in type as well."""
-    return type(given) is type(default) and bool(np.all(given == default))
+    if type(given) is not type(default):
+        return False
+    same = given == default
+    return same if isinstance(same, bool) else bool(np.all(same))
 
 
 def parse(
