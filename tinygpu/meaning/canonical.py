@@ -46,7 +46,7 @@ from tinygpu.meaning.cluster import Run
 from tinygpu.meaning.execution import folded, is_tile, is_warps
 from tinygpu.meaning.interpret import unwritten
 from tinygpu.meaning.race import Finding, GlobalArray, Integers, Kind
-from tinygpu.meaning.touched import Touched, Toucher, compared, coordinates, extent
+from tinygpu.meaning.touched import OnChip, Touched, Toucher, compared, coordinates, extent
 from tinygpu.meaning.turns import tiles_of
 from tinygpu.term.digits import depth_modes, held_factor, spans, together
 from tinygpu.term.program import (
@@ -94,11 +94,13 @@ def canonical_run(
     inputs: Mapping[str, NDArray[Any]],
     scalars: Mapping[str, float],
     algebra: Algebra,
+    on_chip: OnChip | None = None,
 ) -> tuple[dict[str, Values], tuple[Finding, ...], str]:
     """Return the outputs; what was found: writes outside, twice, or never; and what tiles share.
 
     That is a buffer of which a tile touches an index that another tile has touched, "" if none.
-    ``inputs`` and ``scalars`` are elements of the algebra already.
+    ``inputs`` and ``scalars`` are elements of the algebra already.  ``on_chip``: what earlier runs
+    of this very program found, to which this one adds.
     """
     operation, values = program.operation, program.parameter_values(sizes)
     arrays = {
@@ -117,7 +119,9 @@ def canonical_run(
             empty, DTYPES[out.dtype], output=True, zeroed=program.zeroed, algebra=algebra
         )
     random = np.random.default_rng(0)
-    run = Run(program, values, scalars, arrays, Toucher(values), random, "early", algebra)
+    run = Run(
+        program, values, scalars, arrays, Toucher(values, on_chip), random, "early", algebra
+    )
     grid = _grid_of(program, sizes)
     memory: dict[tuple[str, int], Values] = {}
     written: dict[tuple[str, int], Booleans] = {}

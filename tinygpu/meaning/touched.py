@@ -28,7 +28,7 @@ from tinygpu.errors import ProgramError
 from tinygpu.meaning.race import Integers, Kind
 from tinygpu.term.program import Access, Do, Exit
 
-__all__ = ["CellFault", "Touched", "Toucher", "compared", "coordinates", "extent"]
+__all__ = ["CellFault", "OnChip", "Touched", "Toucher", "compared", "coordinates", "extent"]
 
 Booleans = NDArray[np.bool_]
 
@@ -132,13 +132,17 @@ def compared(do: Do, numbers: Integers) -> Integers:
     return found
 
 
+OnChip = dict[tuple[object, ...], tuple[Access, Touched]]
+"""What accesses touch on chip, which no size changes; each is kept, so that its id stays its."""
+
+
 class Toucher:
     """The cells of a program's accesses at given parameters, remembered where they recur."""
 
-    def __init__(self, values: Mapping[str, int]) -> None:
-        """Take the sizes and parameters."""
+    def __init__(self, values: Mapping[str, int], on_chip: OnChip | None = None) -> None:
+        """Take the sizes and parameters, and what runs of the program at other sizes found."""
         self._values = values
-        self._on_chip: dict[tuple[object, ...], Touched] = {}
+        self._on_chip: OnChip = {} if on_chip is None else on_chip
         self._places: dict[tuple[object, ...], _Places] = {}
 
     def on_chip(
@@ -150,11 +154,12 @@ class Toucher:
         """
         origin = tuple(o.evaluate(env) for o in access.origin)
         held = access.buffer.level == "registers"
-        known = (id(do), id(access), None if held else key, origin)
+        extents = (do.values, do.threads, do.vector)
+        known = (id(access), extents, None if held else key, origin)
         if known not in self._on_chip:
             mine = numbers[:1] if held else numbers
-            self._on_chip[known] = self._in_stage(do, access, mine, origin)
-        return self._on_chip[known]
+            self._on_chip[known] = access, self._in_stage(do, access, mine, origin)
+        return self._on_chip[known][1]
 
     def _in_stage(
         self, do: Do, access: Access, numbers: Integers, origin: tuple[int, ...]
