@@ -119,9 +119,7 @@ def canonical_run(
             empty, DTYPES[out.dtype], output=True, zeroed=program.zeroed, algebra=algebra
         )
     random = np.random.default_rng(0)
-    run = Run(
-        program, values, scalars, arrays, Toucher(values, on_chip), random, "early", algebra
-    )
+    run = Run(program, values, scalars, arrays, Toucher(values, on_chip), random, "early", algebra)
     grid = _grid_of(program, sizes)
     memory: dict[tuple[str, int], Values] = {}
     written: dict[tuple[str, int], Booleans] = {}

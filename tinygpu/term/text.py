@@ -124,7 +124,10 @@ def _call(part: Any, depth: int) -> str:
 
 def _same(given: Any, default: Any) -> bool:
     """Say whether a field has its default, in type as well."""
-    return type(given) is type(default) and bool(np.all(given == default))
+    if type(given) is not type(default):
+        return False
+    same = given == default
+    return same if isinstance(same, bool) else bool(np.all(same))
 
 
 def parse(
