@@ -278,7 +278,9 @@ class _Work:
     alive: Booleans | None = None
     places: dict[tuple[int, int, bool], Any] = field(default_factory=dict)
     narrow: dict[tuple[int, int], Do] = field(default_factory=dict)
-    wholes: dict[int, Do] = field(default_factory=dict)
+    wholes: dict[int, tuple[Do, tuple[tuple[int, ...], tuple[int, ...]]]] = field(
+        default_factory=dict
+    )
     cut: dict[tuple[object, ...], list[int]] = field(default_factory=dict)
     tags: dict[str, Integers] = field(default_factory=dict)
 
@@ -843,11 +845,13 @@ class _Work:
 
     def multiply_by_threads(self, do: Do, group: _Group) -> None:
         """Multiply in the threads of a role, each the values that its digits give it."""
-        whole = self.wholes.setdefault(id(do), together(do))
+        if id(do) not in self.wholes:
+            self.wholes[id(do)] = together(do), spans(do)
+        whole, shapes = self.wholes[id(do)]
         algebra, write, held = self.run.algebra, do.write, held_factor(do)
         anew = do.fresh is not None and do.fresh.evaluate(group.env) == 0
         x, y = whole.accesses[:2]
-        shapes, depth = spans(do), prod(map(int, do.values[: depth_modes(do)]))
+        depth = prod(map(int, do.values[: depth_modes(do)]))
         if held:
             first = rows_of(self.held_values(do, held, group))
         else:

@@ -398,12 +398,11 @@ class Program:
                         if isinstance(read, Scalar):
                             among = known if read.size else self.operation.scalars
                             need(statement, (read.name,), among)
-                guards = [g for a in statement.accesses if a.guard for g in a.guard]
-                for name in guards:
-                    if isinstance(name, str) and name not in values:
+                for guard in [g for a in statement.accesses if a.guard for g in a.guard]:
+                    if isinstance(guard, str) and guard not in values:
                         raise ProgramError(
                             f"program {self.name}: {statement} is asked whether it is below "
-                            f"{name!r}, no tile value here; give a tile value, True or False"
+                            f"{guard!r}, no tile value here; give a tile value, True or False"
                         )
                 if numbers := statement.numbers:
                     number(statement, numbers, variables, values)
