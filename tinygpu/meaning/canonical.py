@@ -240,6 +240,14 @@ class _Group:
         return _Group(self.who, env, self.whole, self.leader)
 
 
+def _run_of(cells: Integers) -> slice | Integers:
+    """Return cells that follow one another as a slice, of which NumPy makes no copy."""
+    first, last = int(cells[0]), int(cells[-1]) + 1
+    if last - first == cells.size and (cells == np.arange(first, last)).all():
+        return slice(first, last)
+    return cells
+
+
 def _one(x: Any) -> Any:
     """Return an int for an array of equal numbers."""
     if isinstance(x, np.ndarray):
@@ -587,11 +595,7 @@ class _Work:
                     steps = [any(step) for step in source.value[: len(modes)]][::-1]
                     column = column.reshape(modes)[tuple(slice(None if s else 1) for s in steps)]
                     shape, column = column.shape, column.ravel()
-                first, last = int(column[0]), int(column[-1]) + 1
-                if last - first == column.size and (column == np.arange(first, last)).all():
-                    found = stage[first:last]  # no copy
-                else:
-                    found = stage[column]
+                found = stage[_run_of(column)]
                 if modes:
                     found = found.reshape(*shape, *found.shape[1:])
                 if mine.size < self.threads:
@@ -634,7 +638,7 @@ class _Work:
                 one, other, last = np.nonzero(np.broadcast_to(holds, kept.shape))
                 stage[column[one], mine[other], group.who[last]] = kept[one, other, last]
             elif group.whole and mine.size == self.threads:
-                stage[column] = values
+                stage[_run_of(column)] = values
             else:
                 stage[np.ix_(column, mine, group.who)] = values
             return
@@ -861,7 +865,9 @@ class _Work:
         cells = self.cells(self.narrowed(do, write), write, group, True).cell[:, 0]
         total = joined(flat, *shapes).reshape(len(flat), self.threads, -1).transpose(2, 1, 0)
         stage = self.stage(write, group, writes=anew)
-        where = np.ix_(cells, np.arange(self.threads), group.who)
+        where: Any = np.ix_(cells, np.arange(self.threads), group.who)
+        if group.whole:
+            where = _run_of(cells)
         if not anew:
             total = algebra.operators["add"](total, stage[where])
         stage[where] = algebra.round(write.buffer.type, total)
