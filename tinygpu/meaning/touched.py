@@ -132,8 +132,8 @@ def compared(do: Do, numbers: Integers) -> Integers:
     return found
 
 
-OnChip = dict[tuple[object, ...], tuple[Access, Touched]]
-"""What accesses touch on chip, which no size changes; each is kept, so that its id stays its."""
+OnChip = dict[tuple[object, ...], Touched]
+"""What accesses of one program touch on chip, by all that this depends on: not by its sizes."""
 
 
 class Toucher:
@@ -154,12 +154,12 @@ class Toucher:
         """
         origin = tuple(o.evaluate(env) for o in access.origin)
         held = access.buffer.level == "registers"
-        extents = (do.values, do.threads, do.vector)
-        known = (id(access), extents, None if held else key, origin)
+        mine, whose = (numbers[:1], numbers[:1].tobytes()) if held else (numbers, key)
+        steps = (access.buffer.name, access.value, access.thread)
+        known = (*steps, do.values, do.threads, do.vector, whose, origin)
         if known not in self._on_chip:
-            mine = numbers[:1] if held else numbers
-            self._on_chip[known] = access, self._in_stage(do, access, mine, origin)
-        return self._on_chip[known][1]
+            self._on_chip[known] = self._in_stage(do, access, mine, origin)
+        return self._on_chip[known]
 
     def _in_stage(
         self, do: Do, access: Access, numbers: Integers, origin: tuple[int, ...]
