@@ -226,7 +226,7 @@ def test_code_that_goes_back_otherwise_is_wrong() -> None:
         for pair in ((own, own), (back, back), (back, own)):
             changed = " ".join((head, *pair, even))
             text = "\n".join([*lines[:n], changed, *lines[n + 1 :], ""])
-            assert not right(text, sizes(130, 70, h=3), 5), changed
+            assert not right(text, sizes(200, 200, h=3), 5), changed
 
 
 def test_order_does_not_change_the_result() -> None:
