@@ -393,8 +393,18 @@ def _bit(axis: int, i: int) -> str:
     return f"is{axis}_{i}"
 
 
+_BYTE, _FEW_ROWS = 256, 1 << 16
+
+
 def _distinct(rows: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.intp]]:
-    """Return the different rows, and which of them each is."""
+    """Return the different rows of numbers from 0 on, in order of their bytes, and each's place."""
+    most, many = int(rows.max(initial=0)) + 1, rows.shape[1]
+    if most <= _BYTE and most**many <= max(len(rows), _FEW_ROWS):  # counted, without a sort
+        number = rows @ most ** np.arange(many)[::-1]
+        seen = np.zeros(most**many, np.bool_)
+        seen[number] = True
+        digits = np.unravel_index(np.flatnonzero(seen), (most,) * many)
+        return np.stack(digits, axis=-1), (np.cumsum(seen) - 1)[number]
     rows = np.ascontiguousarray(rows)
     words = rows.view(np.dtype((np.void, rows.dtype.itemsize * rows.shape[1]))).reshape(-1)
     _, first, which = np.unique(words, return_index=True, return_inverse=True)
