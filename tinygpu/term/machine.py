@@ -30,10 +30,11 @@ import re
 import reprlib
 import traceback
 from abc import ABC
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import reduce
+from functools import cached_property, reduce
+from itertools import chain
 from operator import and_
 from pathlib import Path
 from types import MappingProxyType
@@ -75,29 +76,44 @@ Value = int | str
 class Choice:
     """A decision: the values that a schedule may choose from, in order.
 
-    ``before``: what schedules chose that were written when there was no such decision.
+    A function gives values that are found when somebody asks for them.  ``before``: what schedules
+    chose that were written when there was no such decision.  ``near``: where a climb goes from a
+    value; to any other, if it is not said.
     """
 
     def __init__(
         self,
-        *values: Value,
+        *values: Value | Callable[[], tuple[Value, ...]],
         structural: bool = False,
         meaning: str = "",
         before: Value | None = None,
+        near: Callable[[Value], tuple[Value, ...]] | None = None,
     ) -> None:
+        self._given = values
+        self.structural = structural
+        self.meaning = meaning
+        self.before = before
+        self.near = near
+        self.name = ""
+        if not any(map(callable, values)):
+            _ = self.values  # what is wrong is said where it is written
+
+    @cached_property
+    def values(self) -> tuple[Value, ...]:
+        """What a schedule may choose.  Raises MachineError for none, or for equal ones."""
+        made = (one() if callable(one) else (one,) for one in self._given)
+        values = tuple(chain.from_iterable(made))
         if strange := [value for value in values if type(value) not in (int, str)]:
             raise MachineError(
                 f"decision with values {values}: {strange[0]!r} is no int and no str"
             )
         if not values or len(set(values)) != len(values):
             raise MachineError(f"decision with values {values}: needs one or more, all different")
-        if before is not None and before not in values:
-            raise MachineError(f"decision with values {values}: before it was {before}, not one")
-        self.values = values
-        self.structural = structural
-        self.meaning = meaning
-        self.before = before
-        self.name = ""
+        if self.before is not None and self.before not in values:
+            raise MachineError(
+                f"decision with values {values}: before it was {self.before}, not one"
+            )
+        return values
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
