@@ -102,7 +102,8 @@ def rank(
         )
     if k < 1:
         raise ScheduleError(f"rank: the best {k}; ask for 1 or more")
-    large = space.raw >= _LARGE or len(space.structures()) >= _MANY
+    choices = math.prod(len(space.values[name]) for name in space.structural)
+    large = space.raw >= _LARGE or choices >= _MANY
     search = Search(space, k, spread, below)
     found: PartResult | None = None
     if not exact and large and cores() > 1:

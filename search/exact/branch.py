@@ -94,7 +94,11 @@ class Search:
             many = not exact or space.count() > _FOLLOWED
             drawing = until if until.open else until.sooner(_DRAWING_SHARE * until.left())
             began = until.clock()
-            for structure in space.structures() if structures is None else structures:
+            if structures is None:
+                structures, starts = space.drawn() if many else space.structures(), _STARTS
+            else:
+                starts = _STARTS_OF_A_PART
+            for structure in structures:
                 scorer = self.every.of(structure)
                 if scorer is not None:
                     admissible += scorer.batch.count
@@ -110,7 +114,6 @@ class Search:
                 began += took
             least = sorted(drawn.values(), key=lambda one: one[0])[:_DRAWN]
             climb = Climb(self.every, found.add, until)
-            starts = _STARTS if structures is None else _STARTS_OF_A_PART
             climb.from_the_fastest([place for _, place in least], starts)
             self.climbed = climb.followed
             self.scored += self.climbed

@@ -67,7 +67,7 @@ class PartTask:
 def parts_of(space: Space) -> tuple[tuple[Structure, ...], ...]:
     """Return the structural choices of each part, always the same ones."""
     worth = space.worth
-    every = [one for one in space.structures() if all(one[name] in worth[name] for name in one)]
+    every = [one for one in space.drawn() if all(one[name] in worth[name] for name in one)]
     first = {name: space.values[name][0] for name in space.structural}
     dealt = [every[i] for i in np.random.default_rng(0).permutation(len(every))]
     dealt.sort(key=lambda one: sum(value != first[name] for name, value in one.items()))

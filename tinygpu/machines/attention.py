@@ -189,7 +189,7 @@ class Attention(FlashAttention):
     several, windowed = True, True
     rows_by = _ROWS
     copied = "TMA's lines"
-    spread = ("consumers", "tile_n", "consumer_order")
+    spread = ("consumers", "tile_n")
 
     depth = Choice(128, 64, 192, 256, meaning="head dimension that the kernel is for")
     consumers = Choice(1, 2, 3, structural=True, meaning="warpgroups that multiply, 64 rows each")
@@ -199,7 +199,7 @@ class Attention(FlashAttention):
     stages_q = Choice(1, 2, meaning="blocks of queries in shared memory")
     consumer_order = Choice(
         lambda: consumer_orders().values,
-        structural=True,
+        orders=True,
         near=lambda order: consumer_orders().near(order),
         meaning="what a consumer does in a step, a letter each; see docs/attention.md",
     )
@@ -532,9 +532,13 @@ class Consumer:
         return (lambda: turns.give(step)) if turns else None
 
 
-@cache
 def consumer_orders() -> Orders:
     """Return the orders of a consumer's step, from what its parts read and write."""
+    return _derived()
+
+
+@cache
+def _derived() -> Orders:
     machine = Attention().chosen(Chosen(_FA2))
     k = Kernel(machine.name, attention("bf16"))
     ring_q, ring_k, ring_v = machine.rings(k)

@@ -77,8 +77,9 @@ class Choice:
     """A decision: the values that a schedule may choose from, in order.
 
     A function gives values that are found when somebody asks for them.  ``before``: what schedules
-    chose that were written when there was no such decision.  ``near``: where a climb goes from a
-    value; to any other, if it is not said.
+    chose that were written when there was no such decision.  ``orders``: the values are orders of
+    the same statements, a structural decision.  Laws other than the judge's say the same of all,
+    and ``near`` gives those to which a climb goes from one.
     """
 
     def __init__(
@@ -87,13 +88,14 @@ class Choice:
         structural: bool = False,
         meaning: str = "",
         before: Value | None = None,
-        near: Callable[[Value], tuple[Value, ...]] | None = None,
+        orders: bool = False,
+        near: Callable[[Any], tuple[Value, ...]] | None = None,
     ) -> None:
         self._given = values
-        self.structural = structural
+        self.structural = structural or orders
         self.meaning = meaning
         self.before = before
-        self.near = near
+        self.orders, self.near = orders, near
         self.name = ""
         if not any(map(callable, values)):
             _ = self.values  # what is wrong is said where it is written

@@ -19,9 +19,9 @@ Orders that nothing tells apart are one:
 >>> loop = Orders("AaBC", {("A", "a", 0), ("a", "B", 0), ("B", "A", 1), ("B", "C", 0),
 ...                        ("C", "B", 1)}, ends={"a": "A"}, free=frozenset("BC"))
 >>> loop.values
-('AaBC', 'ACaB')
+('AaBC', 'AaCB', 'ACaB')
 >>> [sorted(loop.late(order)) for order in loop.values]
-[[], ['C']]
+[[], ['C'], ['C']]
 
 Source: B. Rau, "Iterative Modulo Scheduling", 1994; A. Mazurkiewicz, "Trace Theory", 1987.
 """
@@ -194,10 +194,10 @@ class Orders:
         for letter, by in covered.items():
             order = order.replace(letter, "").replace(by, by + letter)
         found = ""
-        for free, run in groupby(order, self.free.__contains__):
-            left = sorted(run, key=self.letters.index) if free else [*run]
+        for _, run in groupby(order, lambda letter: letter in self.free or letter):
+            left = sorted(run, key=self.letters.index)
             while left:
-                taken = next(x for x in left if not free or self._may_begin(x, left, late))
+                taken = next(x for x in left if self._may_begin(x, left, late))
                 left.remove(taken)
                 found += taken
         return found
@@ -213,7 +213,8 @@ class Orders:
 
     def _covered(self, order: str) -> dict[str, str]:
         """Return each wait that has nothing to wait for, and the one that has waited for it."""
-        fifo, by = self._in_flight(order), {}
+        by: dict[str, str] = {}
+        fifo = self._in_flight(order)
         for letter in order:
             if letter in self.ends.values():
                 fifo.append(letter)
