@@ -16,6 +16,9 @@ Orders that nothing tells apart are one:
 - a wait that another wait covers stands right behind that one, for its part is over there;
 - arithmetic between two waits, products or barriers has no order: ptxas schedules it anew.
 
+Left out are orders in which a product is in flight at the end of a step: of those ptxas waits for
+each product at once (C7514, C7517), so they are none.
+
 >>> loop = Orders("AaBC", {("A", "a", 0), ("a", "B", 0), ("B", "A", 1), ("B", "C", 0),
 ...                        ("C", "B", 1)}, ends={"a": "A"}, free=frozenset("BC"))
 >>> loop.values
@@ -71,7 +74,7 @@ class Orders:
     @cached_property
     def values(self) -> tuple[str, ...]:
         """One order of those that nothing tells apart, that of the letters first."""
-        return tuple(dict.fromkeys(self._same.values()))
+        return tuple(dict.fromkeys(filter(None, self._same.values())))
 
     def late(self, order: str) -> frozenset[str]:
         """Return the parts that are those of the step before.
@@ -87,16 +90,21 @@ class Orders:
         return late
 
     def near(self, order: str) -> tuple[str, ...]:
-        """Return the orders from which one exchange of neighbours leads to this one.
+        """Return the orders to which one exchange of neighbours leads, or more over those left out.
 
         The last part has the first of the next step as a neighbour: it may go behind that.
         """
         found: dict[str, None] = {}
-        for other, same in self._same.items():
-            if same == order:
-                for swapped in _exchanged(other):
-                    if swapped in self._same:
-                        found[self._same[swapped]] = None
+        waiting = [other for other, same in self._same.items() if same == order]
+        seen = {*waiting}
+        for other in waiting:
+            for near in _exchanged(other):
+                if near in self._same and near not in seen:
+                    if self._same[near]:
+                        found[self._same[near]] = None
+                    else:
+                        seen.add(near)
+                        waiting.append(near)
         found.pop(order, None)
         return tuple(found)
 
@@ -153,8 +161,9 @@ class Orders:
 
     @cached_property
     def _same(self) -> dict[str, str]:
-        """Every order with the one that stands for it."""
-        return {order: self._standing_for(order) for order in self._every(self.letters[0])}
+        """Every order with the one that stands for it, none for those that are left out."""
+        every = self._every(self.letters[0])
+        return {o: "" if self._in_flight(o) else self._standing_for(o) for o in every}
 
     def _every(self, begun: str) -> Iterator[str]:
         """Yield the orders that begin so: a beginning that is too late stays so."""
