@@ -36,7 +36,15 @@ from tinygpu.term.operation import Operation, attention, window_of
 from tinygpu.term.orders import Orders, Part, orders_of
 from tinygpu.term.program import select
 
-__all__ = ["STARTS", "Attention", "FlashAttention", "KeyShares", "RowStatistics"]
+__all__ = [
+    "STARTS",
+    "Attention",
+    "FlashAttention",
+    "KeyShares",
+    "RowStatistics",
+    "consumer_orders",
+    "orders_in",
+]
 
 _BLOCK = 64  # spec: PTX ISA, wgmma's rows
 _LOG2_E = math.log2(math.e)
@@ -533,14 +541,18 @@ class Consumer:
 
 
 def consumer_orders() -> Orders:
-    """Return the orders of a consumer's step, from what its parts read and write."""
-    return _derived()
+    """Return the orders of a consumer's step, which all machines of this kind have."""
+    return _orders_of_fa2()
 
 
 @cache
-def _derived() -> Orders:
-    machine = Attention().chosen(Chosen(_FA2))
-    k = Kernel(machine.name, attention("bf16"))
+def _orders_of_fa2() -> Orders:
+    return orders_in(Attention().chosen(Chosen(_FA2)), attention("bf16"))
+
+
+def orders_in(machine: Attention, operation: Operation) -> Orders:
+    """Return the orders of a consumer's step, from what its parts read and write there."""
+    k = Kernel(machine.name, operation)
     ring_q, ring_k, ring_v = machine.rings(k)
     with k.role("consumer", warpgroups=1, w=machine.consumers):
         consumer = Consumer(machine, k, ring_k, ring_v)

@@ -89,7 +89,8 @@ class _Part:
     """A structural choice and the clauses of its members: False, or a name that z3 knows.
 
     ``open``: wishes that z3 was not told, and why.  ``refused``: the judge refused schedules that
-    keep all else.  ``others``: the choices that differ from it in the order of statements.
+    keep all else.  ``others``: the choices that differ from it in the order of statements, ``each``
+    of them or one of those that are alike.
     """
 
     structure: Mapping[str, Value]
@@ -99,6 +100,7 @@ class _Part:
     judged: bool = False
     refused: bool = False
     others: list[_Part] | None = None
+    each: bool = False
 
     def add(self, member: Member, clause: str | bool) -> None:
         """Add a clause, unless it always holds."""
@@ -152,6 +154,7 @@ class Solver:
         self._required: dict[Any, list[tuple[str, str | bool]]] = {}
         self._of_terms: dict[Any, list[tuple[str, str | bool]]] = {}
         self._wished: dict[Any, str | bool] = {}
+        self._apart: dict[str, dict[str, Value]] = {}
         with np.errstate(all="ignore"):
             one = {name: space.values[name][:1] for name in space.orders}
             self._parts = [self._part(structure) for structure in self._whole.structures(one)]
@@ -208,10 +211,8 @@ class Solver:
         blamed = (part.refused and _CONCURRENCY in active) or self._of_orders & {*found.core}
         if found.outcome == "sat" or not (orders and blamed):
             return found
-        if part.others is None:
-            among = {name: (value,) for name, value in part.structure.items()}
-            every = self._whole.structures(among | {n: self._whole.values[n] for n in orders})
-            part.others = [self._part(one) for one in every if one != part.structure]
+        if part.others is None or part.refused != part.each:
+            part.others, part.each = self._in_other_orders(part), part.refused
         core, reason = {*found.core}, found.reason
         for other in part.others:
             found = self._check(other, active, first=first)
@@ -221,6 +222,23 @@ class Solver:
             reason = reason or found.reason
         outcome: Literal["unsat", "unknown"] = "unknown" if reason else "unsat"
         return Decided(outcome, core=tuple(core), reason=reason)
+
+    def _in_other_orders(self, part: _Part) -> list[_Part]:
+        """Return the choices that differ from one in orders; of those that are alike one.
+
+        They are if they keep the same members, unless the judge is to blame.
+        """
+        whole, names = self._whole, {*self.space.orders}
+        if not self._apart or part.refused:
+            every = whole.structures({n: (v,) for n, v in part.structure.items() if n not in names})
+            orders = [{n: one[n] for n in names} for one in every]
+            others = {name for wish in self.wishes if {*wish.names} & names for name in wish.names}
+            if part.refused or others & {*self.space.structural} - names:
+                return [self._part(one) for one in every if one != part.structure]
+            for one, order in zip(every, orders, strict=True):
+                clauses = self._part(one).clauses
+                self._apart.setdefault(str([clauses.get(m) for m in self._of_orders]), order)
+        return [self._part({**part.structure, **order}) for order in self._apart.values()]
 
     def _part(self, structure: Mapping[str, Value]) -> _Part:
         """Begin with what needs no term: fixed decisions, the machine's laws, some wishes."""
