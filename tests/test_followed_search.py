@@ -62,7 +62,12 @@ def test_the_climb_ends_at_the_best_of_all(name: str, monkeypatch: pytest.Monkey
 
 def test_all_are_followed_where_they_are_few() -> None:
     """The proven best has the least time of all schedules, each by its own term."""
-    one = Space(MACHINE, FULL, H200, fixed={**SPACES["full"][1], "stages_q": 1, "consumer_order": "SsMELOPVv"})
+    one = Space(
+        MACHINE,
+        FULL,
+        H200,
+        fixed={**SPACES["full"][1], "stages_q": 1, "consumer_order": "SsMELOPVv"},
+    )
     times = [cost(s.program(MACHINE, FULL.operation), FULL.sizes, H200).seconds for s in one]
     assert 4 < len(times) < 60
     assert rank(one, 1).best[0].seconds == pytest.approx(min(times), rel=1e-12)

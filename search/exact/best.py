@@ -106,9 +106,9 @@ def rank(
     large = space.raw >= _LARGE or choices >= _MANY
     search = Search(space, k, spread, below)
     found: PartResult | None = None
-    if not exact and large and cores() > 1:
+    if cores() > 1 and (search.follows_all() if exact and until.open else large and not exact):
         with suppress(UnshareableError):  # one process can search it all
-            found = climb_in_parts(space, k, spread, below, progress, until, share)
+            found = climb_in_parts(space, k, spread, below, progress, until, share, exact=exact)
     if found is None:
         if until.open:
             require(space)

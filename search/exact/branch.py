@@ -38,6 +38,8 @@ _FEW = 1024
 _PATIENCE = 1_000_000
 _FOLLOWED = 400
 """Schedules up to which a space is searched whole, though each is followed singly."""
+_SHARED = 100
+"""Schedules from which on two processes follow them sooner than one, in spite of their start."""
 _DRAWING_SHARE = 0.4
 """Of a deadline, what is for building batches and drawing from them."""
 _DRAWN, _STARTS, _STARTS_OF_A_PART = 24, 5, 2
@@ -119,7 +121,9 @@ class Search:
             self.scored += self.climbed
             self.scorers = sorted(promises, key=lambda scorer: promises[scorer])
             began = until.clock()
-            for done, scorer in enumerate(self.scorers[: _CLIMBS if exact else None], 1):
+            whole = exact and any(scorer.dear for scorer in self.scorers)  # each is followed anyway
+            climbs = 0 if whole else _CLIMBS if exact else None
+            for done, scorer in enumerate(self.scorers[:climbs], 1):
                 scored, ends = _climb(scorer, found, rng)
                 self.scored += scored
                 if exact:
@@ -131,6 +135,14 @@ class Search:
                 began += took
         self.every.forget()
         return admissible
+
+    def follows_all(self) -> bool:
+        """Whether it follows the steps of so many schedules that other processes are worth it."""
+        space = self.space
+        if not _SHARED <= space.count() <= _FOLLOWED:
+            return False
+        scorer = self.every.of(space.batches()[0].structure)
+        return scorer is not None and scorer.dear
 
     def pairs(self, schedule: Schedule) -> int:
         """Climb by pairs of changes from a schedule, if its steps are followed one by one.

@@ -71,6 +71,7 @@ __all__ = [
 ]
 
 Value = int | str
+_SHOWN = 24  # values of a decision in a line
 
 
 class Choice:
@@ -361,12 +362,17 @@ class Machine(ABC):
         lines += [f"    {level}".rstrip() for level in self.levels]
         lines += ["  instructions", *(f"    {i}" for i in self.instructions)]
         lines += ["  decisions (* changes the statements, not only their numbers)"]
-        texts = [" ".join(map(str, c.values)) for c in choices]
+        texts = [" ".join(map(str, _few(c.values))) for c in choices]
         width = max(map(len, texts), default=0)
         for c, values in zip(choices, texts, strict=True):
             star = "*" if c.structural else " "
             lines.append(f"   {star}{c.name:14} {values:{width}} {c.meaning}".rstrip())
         return "\n".join(lines)
+
+
+def _few(values: tuple[Value, ...]) -> tuple[Value, ...]:
+    """Return values that a line has room for: of many the first ones, and how many there are."""
+    return values if len(values) <= _SHOWN else (*values[:3], f".. ({len(values)})")
 
 
 def used_instructions(program: Program) -> Iterator[tuple[str, Statement | Buffer]]:
