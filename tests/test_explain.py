@@ -406,9 +406,8 @@ def test_attention_is_explained_by_its_own_decisions() -> None:
     assert "exposed path" in str(why)
     flown = Schedule.of(machine, {**STARTS["fa2"], "consumer_order": "SVsMELvOP"})
     both = compare(late, flown, machine, problem, H200, outlined)
-    assert [step.changes for step in both.steps] == [
-        (("consumer_order", "SsMELOPVv", "SVsMELvOP"),)
-    ]
+    changed = ("consumer_order", "SsMELOPVv", "SVsMELvOP")
+    assert [step.changes for step in both.steps] == [(changed,)]
     assert both.b.seconds - both.a.seconds == pytest.approx(both.steps[0].seconds)
 
 

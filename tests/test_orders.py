@@ -24,7 +24,7 @@ from tinygpu.space.space import Space
 from tinygpu.term.builder import Kernel
 from tinygpu.term.machine import Chosen, Value
 from tinygpu.term.operation import Problem, attention
-from tinygpu.term.orders import Orders, Part, orders_of
+from tinygpu.term.orders import LoopPart, Orders, orders_of
 from tinygpu.term.program import Program
 
 ORDERS = consumer_orders()
@@ -138,7 +138,7 @@ def test_parts_that_are_not_what_they_say_are_refused() -> None:
     with k.role("consumer", warpgroups=1, w=2):
         for _ in machine.tiles(k):
             for step in k.unrolled("own", 2):
-                held = {"A": Part(ring_k.wait, ring_k.release)}
+                held = {"A": LoopPart(ring_k.wait, ring_k.release)}
                 with pytest.raises(ProgramError, match="over at once, and has an end"):
                     orders_of(k, held, step)
     with pytest.raises(ScheduleError, match="the parts are"):

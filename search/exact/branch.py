@@ -96,10 +96,10 @@ class Search:
             many = not exact or space.count() > _FOLLOWED
             drawing = until if until.open else until.sooner(_DRAWING_SHARE * until.left())
             began = until.clock()
+            starts = _STARTS if structures is None else _STARTS_OF_A_PART
+            every = structures is None
             if structures is None:
-                structures, starts = space.drawn() if many else space.structures(), _STARTS
-            else:
-                starts = _STARTS_OF_A_PART
+                structures = space.drawn() if many else space.structures()
             for structure in structures:
                 scorer = self.every.of(structure)
                 if scorer is not None:
@@ -134,7 +134,7 @@ class Search:
                     break
                 began += took
         self.every.forget()
-        return admissible
+        return space.count() if every and exact else admissible
 
     def follows_all(self) -> bool:
         """Whether it follows the steps of so many schedules that other processes are worth it."""

@@ -33,7 +33,7 @@ from tinygpu.term.builder import Array, Held, Kernel, LoopIndex, Number, Piece, 
 from tinygpu.term.expression import Constant, apply, value
 from tinygpu.term.machine import Choice, Chosen, Machine, Requirement, Value, instructions
 from tinygpu.term.operation import Operation, attention, window_of
-from tinygpu.term.orders import Orders, Part, orders_of
+from tinygpu.term.orders import LoopPart, Orders, orders_of
 from tinygpu.term.program import select
 
 __all__ = [
@@ -503,7 +503,7 @@ class Consumer:
         self.rows = RowStatistics(k, self.scores, acc, at, by="".join(spans), shares=shares)
         self.turns = None if machine.turns == "none" else ProductTurns(k, machine.turns)
 
-    def parts(self, queries: Piece) -> dict[str, Part]:
+    def parts(self, queries: Piece) -> dict[str, LoopPart]:
         """Return the parts of a step in the order without overlap; ``queries`` in shared memory."""
         rows, weights = self.rows, self.weights
 
@@ -525,13 +525,13 @@ class Consumer:
             weights.multiply(rows.acc, self.values, step)
 
         return {
-            "S": Part(multiply, self.keys.release),
-            "M": Part(maximise),
-            "E": Part(lambda _: rows.exponentiate()),
-            "L": Part(lambda _: rows.add_up()),
-            "O": Part(lambda _: rows.rescale()),
-            "P": Part(lambda step: weights.round(self.scores, step)),
-            "V": Part(add_values, self.values.release),
+            "S": LoopPart(multiply, self.keys.release),
+            "M": LoopPart(maximise),
+            "E": LoopPart(lambda _: rows.exponentiate()),
+            "L": LoopPart(lambda _: rows.add_up()),
+            "O": LoopPart(lambda _: rows.rescale()),
+            "P": LoopPart(lambda step: weights.round(self.scores, step)),
+            "V": LoopPart(add_values, self.values.release),
         }
 
     def issued(self, step: LoopIndex) -> Callable[[], None] | None:

@@ -39,19 +39,18 @@ from itertools import groupby
 
 from tinygpu.errors import ProgramError, ScheduleError
 from tinygpu.term.builder import Condition, Kernel, LoopIndex
-from tinygpu.term.statement import Body, Do, each
+from tinygpu.term.statement import Body, Commit, Do, each
 
-__all__ = ["Dependence", "Orders", "Part", "orders_of"]
+__all__ = ["Dependence", "LoopPart", "Orders", "orders_of"]
 
 Dependence = tuple[str, str, int]
 """One part, another, and how many steps later the other has to come behind it."""
 Turn = Callable[[LoopIndex], None]
 _LATEST = 1  # steps: a later part has no cell to keep its values in, or no reason to wait
-_GROUP = "wgmma"
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class LoopPart:
     """What a part traces in a step; of an asynchronous one what follows the wait for it."""
 
     do: Turn
@@ -63,13 +62,14 @@ class Orders:
     """The orders of parts, by what depends on what.
 
     ``letters``: the parts in an order that is right; ``ends``: of waits the part that they wait
-    for; ``free``: parts of arithmetic alone.
+    for; ``free``: parts of arithmetic alone.  ``group``: what asynchronous parts join.
     """
 
     letters: str
     dependences: frozenset[Dependence] | set[Dependence]
     ends: Mapping[str, str]
     free: frozenset[str]
+    group: str = ""
 
     @cached_property
     def values(self) -> tuple[str, ...]:
@@ -111,7 +111,7 @@ class Orders:
     # what is traced
 
     def step(
-        self, k: Kernel, parts: Mapping[str, Part], order: str, step: LoopIndex,
+        self, k: Kernel, parts: Mapping[str, LoopPart], order: str, step: LoopIndex,
         issued: Callable[[], None] | None = None,
     ) -> None:  # fmt: skip
         """Trace a step; ``issued`` follows the products with which it begins."""
@@ -122,7 +122,7 @@ class Orders:
             if i == begun and issued:
                 actions.append(("", issued))
             if letter in self.ends:
-                actions += _waits(k, first[letter], later[letter])
+                actions += _waits(k, self.group, first[letter], later[letter])
             if do := self._of(parts, letter):
                 behind = int(letter in late)
                 actions.append(("later" * behind, _at(do, step - 1 if behind else step)))
@@ -133,7 +133,7 @@ class Orders:
                     do_it()
 
     def rest(
-        self, k: Kernel, parts: Mapping[str, Part], order: str, last: LoopIndex,
+        self, k: Kernel, parts: Mapping[str, LoopPart], order: str, last: LoopIndex,
         any_step: Condition | None = None,
     ) -> None:  # fmt: skip
         """Trace behind the loop what is late of its last step; ``any_step``: if there was one."""
@@ -148,13 +148,13 @@ class Orders:
                 if letter in self.ends:
                     pending = _pop(fifo, self.ends[letter])
                     if pending is not None:
-                        k.wait_group(_GROUP, pending)
+                        k.wait_group(self.group, pending)
                 if do := self._of(parts, letter):
                     do(last)
                 if letter in self.ends.values():
                     fifo.append(letter)
 
-    def _of(self, parts: Mapping[str, Part], letter: str) -> Turn | None:
+    def _of(self, parts: Mapping[str, LoopPart], letter: str) -> Turn | None:
         return parts[self.ends[letter]].end if letter in self.ends else parts[letter].do
 
     # which orders there are
@@ -269,7 +269,7 @@ class Orders:
         return first, later
 
 
-def orders_of(k: Kernel, parts: Mapping[str, Part], step: LoopIndex) -> Orders:
+def orders_of(k: Kernel, parts: Mapping[str, LoopPart], step: LoopIndex) -> Orders:
     """Return the orders of parts, each of which is traced once to see what it touches.
 
     Raises ProgramError for an asynchronous part without an end, and for another with one.
@@ -297,7 +297,10 @@ def orders_of(k: Kernel, parts: Mapping[str, Part], step: LoopIndex) -> Orders:
             if a != b and (a, b) not in over.items() and _meet(bodies[a], bodies[b]):
                 dependences.add((over.get(a, a), b, int(i > j)))
     free = frozenset(letter for letter in letters if _is_arithmetic(bodies[letter]))
-    return Orders(letters, frozenset(d for d in dependences if d[0] != d[1]), ends, free)
+    groups = {s.group for body in bodies.values() for s in each(body) if isinstance(s, Commit)}
+    if len(groups) > 1:
+        raise ProgramError(f"parts join the groups {', '.join(sorted(groups))}; orders are of one")
+    return Orders(letters, frozenset(dependences), ends, free, "".join(groups))
 
 
 def _meet(one: Body, other: Body) -> bool:
@@ -328,11 +331,13 @@ def _at(do: Turn, step: LoopIndex) -> Callable[[], None]:
     return lambda: do(step)
 
 
-def _waits(k: Kernel, first: int | None, later: int | None) -> list[tuple[str, Callable[[], None]]]:
+def _waits(
+    k: Kernel, group: str, first: int | None, later: int | None
+) -> list[tuple[str, Callable[[], None]]]:
     """Return the waits for a part: one, or one in the first step and another in later ones."""
 
     def of(pending: int) -> Callable[[], None]:
-        return lambda: k.wait_group(_GROUP, pending)
+        return lambda: k.wait_group(group, pending)
 
     if first == later:
         return [] if later is None else [("", of(later))]
