@@ -10,7 +10,7 @@ from itertools import combinations, pairwise, permutations
 import numpy as np
 import pytest
 
-from tests.sample import some
+from tests.sample import draws, some
 from tinygpu.codegen.run.interpretation import COMPLETIONS
 from tinygpu.codegen.run.interpretation import interpret as emulated
 from tinygpu.devices.device import load_device
@@ -18,6 +18,8 @@ from tinygpu.errors import ProgramError, ScheduleError
 from tinygpu.legality.concurrency.judge import verdict
 from tinygpu.machines.attention import STARTS, Attention, consumer_orders, orders_in
 from tinygpu.meaning.identity import computes
+from tinygpu.search.exact.best import rank
+from tinygpu.search.strategies.orders_smt import fastest
 from tinygpu.space.batches import Builder
 from tinygpu.space.questions import ask
 from tinygpu.space.space import Space
@@ -68,14 +70,14 @@ def lateness() -> Iterator[frozenset[str]]:
 
 
 def test_each_order_is_right_in_the_loop_written_out() -> None:
-    for order in ORDERS._same:
+    for order in ORDERS.same:
         assert is_right(order, ORDERS.late(order))
 
 
 def test_what_is_no_order_is_right_however_late_its_parts_are() -> None:
     drawn = np.random.default_rng(0).permutation([*permutations(ORDERS.letters[1:])])
     others = ("S" + "".join(letters) for letters in drawn)
-    wrong = [order for order in others if order not in ORDERS._same][:12]
+    wrong = [order for order in others if order not in ORDERS.same][:12]
     assert len(wrong) == 12
     for order in wrong:
         assert not any(is_right(order, late) for late in lateness())
@@ -86,19 +88,19 @@ def test_what_is_no_order_is_right_however_late_its_parts_are() -> None:
 def test_named_points_have_orders_of_the_space() -> None:
     assert ORDERS.values[0] == STARTS["fa2"]["consumer_order"]
     assert {start["consumer_order"] for start in STARTS.values()} <= {*ORDERS.values}
-    assert [len(ORDERS._same), len(ORDERS.values)] == [180, 43]
+    assert [len(ORDERS.same), len(ORDERS.values)] == [180, 43]
 
 
 def test_one_stands_for_those_that_nothing_tells_apart() -> None:
     """Waits and products of an order come as in the one that stands for it, arithmetic between."""
     fixed = {*ORDERS.letters} - ORDERS.free
-    for order, same in ORDERS._same.items():
+    for order, same in ORDERS.same.items():
         if same:
             assert ORDERS.late(order) == ORDERS.late(same)
             runs = [[x for x in o if x in fixed] for o in (order, same)]
             covered = {*"sv"} if order.index("v") - order.index("s") in (1, -1) else set()
             assert runs[0] == runs[1] or covered
-            assert ORDERS._same[same] == same
+            assert ORDERS.same[same] == same
 
 
 def test_neighbours_lead_to_every_order() -> None:
@@ -168,7 +170,7 @@ def without() -> dict[str, Orders]:
     found = {}
     for one in sorted(ORDERS.dependences):
         fewer = replace(ORDERS, dependences=ORDERS.dependences - {one})
-        if len(fewer._same) > len(ORDERS._same):
+        if len(fewer.same) > len(ORDERS.same):
             found["{}{}{}".format(*one)] = fewer
     return found
 
@@ -177,7 +179,7 @@ def without() -> dict[str, Orders]:
 def test_an_order_that_a_dependence_forbids_is_refused(name: str) -> None:
     """By the judge, or it does not compute attention: no dependence is there in vain."""
     fewer = without()[name]
-    new = [o for o in fewer._same if o not in ORDERS._same]
+    new = [o for o in fewer.same if o not in ORDERS.same]
     for order in new[:: max(1, len(new) // 3)]:
         program = term(order, fewer)
         found = verdict(program)
@@ -229,3 +231,29 @@ def test_a_step_of_a_climb_is_one_exchange() -> None:
         "SOsVMvELP",
     )  # fmt: skip
     assert [*pairwise(near)]
+
+
+@pytest.mark.parametrize("seed", range(draws(3, 30)))
+def test_z3_and_branch_and_bound_agree(seed: int) -> None:
+    """On drawn problems: the same least time, of orders, tiles and rings together."""
+    random = np.random.default_rng(seed)
+
+    def one(*values: Value) -> Value:
+        return values[int(random.integers(len(values)))]
+
+    mask = ("none", "causal", "window:60:9")[int(random.integers(3))]
+    m, n, h = (int(random.integers(*span)) for span in ((1, 700), (1, 900), (1, 5)))
+    d = 8 * int(random.integers(1, 17))
+    problem = Problem.of(attention(mask=mask), l=1, h=h, g=1, m=m, n=n, d=d, e=d)
+    orders = random.permutation([*ORDERS.values])[:4].tolist()
+    fixed = {
+        **LATE, "consumers": one(1, 2), "epilogue": one("direct", "tma"), "persistent": one(0, 1),
+        "consumer_order": tuple(orders), "tile_n": (64, 96, 128), "stages_k": (1, 2),
+        "stages_v": one(1, 2), "order": one("straight", "longest"), "depth": (64, 128),
+    }  # fmt: skip
+    drawn = Space(Attention(), problem, load_device("h200"), fixed=fixed)
+    found, best = fastest(drawn), rank(drawn, 1)
+    assert best.proven
+    assert found
+    assert found[1] == pytest.approx(best.best[0].seconds, rel=1e-12)
+    assert drawn.contains(found[0])

@@ -206,9 +206,7 @@ class Attention(FlashAttention):
     stages_v = Choice(1, 2, 3, 4, meaning="blocks of values in shared memory")
     stages_q = Choice(1, 2, meaning="blocks of queries in shared memory")
     consumer_order = Choice(
-        lambda: consumer_orders().values,
-        orders=True,
-        near=lambda order: consumer_orders().near(order),
+        orders=lambda: consumer_orders(),
         meaning="what a consumer does in a step, a letter each; see docs/attention.md",
     )
     turns = Choice(

@@ -154,7 +154,7 @@ class Choices:
             n for n, c in decisions.items() if c.structural or not machine.numeric
         )
         self.axes = tuple(n for n in decisions if n not in self.structural)
-        self.orders = tuple(n for n in self.structural if decisions[n].orders)
+        self.orders = tuple(n for n in decisions if decisions[n].orders)
         self.sums = Sums(tuple(len(self.values[n]) for n in self.axes))
 
     @cached_property
@@ -167,8 +167,9 @@ class Choices:
     def beside(self, name: str, value: Value, among: tuple[Value, ...]) -> tuple[Value, ...]:
         """Return to which of some values of a structural decision a climb goes from another."""
         others = tuple(v for v in among if v != value)
-        near = self.machine.decisions()[name].near
-        return tuple(v for v in near(value) if v in others) or others if near else others
+        orders = self.machine.decisions()[name].orders
+        near = orders().near(str(value)) if orders else ()
+        return tuple(v for v in near if v in others) or others
 
     def but_for_orders(self, structure: Mapping[str, Value]) -> tuple[Value, ...]:
         """Return what structural choices have in common that differ in orders alone."""

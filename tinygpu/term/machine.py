@@ -34,7 +34,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, reduce
-from itertools import chain
 from operator import and_
 from pathlib import Path
 from types import MappingProxyType
@@ -46,6 +45,7 @@ from tinygpu.isa.instructions import INSTRUCTIONS
 from tinygpu.isa.memory import Level
 from tinygpu.term.builder import Kernel, trace
 from tinygpu.term.operation import ACC, Operation, is_matmul
+from tinygpu.term.orders import Orders
 from tinygpu.term.plan import Plan, Term, kernels_of
 from tinygpu.term.program import (
     Buffer,
@@ -77,35 +77,32 @@ _SHOWN = 24  # values of a decision in a line
 class Choice:
     """A decision: the values that a schedule may choose from, in order.
 
-    A function gives values that are found when somebody asks for them.  ``before``: what schedules
-    chose that were written when there was no such decision.  ``orders``: the values are orders of
-    the same statements, a structural decision.  Laws other than the judge's say the same of all,
-    and ``near`` gives those to which a climb goes from one.
+    ``before``: what schedules chose that were written when there was no such decision.  ``orders``
+    gives the values of a structural decision that are orders of the same statements, when somebody
+    asks for them.  Laws other than the judge's say the same of all.
     """
 
     def __init__(
         self,
-        *values: Value | Callable[[], tuple[Value, ...]],
+        *values: Value,
         structural: bool = False,
         meaning: str = "",
         before: Value | None = None,
-        orders: bool = False,
-        near: Callable[[Any], tuple[Value, ...]] | None = None,
+        orders: Callable[[], Orders] | None = None,
     ) -> None:
         self._given = values
-        self.structural = structural or orders
+        self.structural = structural or orders is not None
         self.meaning = meaning
         self.before = before
-        self.orders, self.near = orders, near
+        self.orders = orders
         self.name = ""
-        if not any(map(callable, values)):
+        if not orders:
             _ = self.values  # what is wrong is said where it is written
 
     @cached_property
     def values(self) -> tuple[Value, ...]:
         """What a schedule may choose.  Raises MachineError for none, or for equal ones."""
-        made = (one() if callable(one) else (one,) for one in self._given)
-        values = tuple(chain.from_iterable(made))
+        values = self.orders().values if self.orders else self._given
         if strange := [value for value in values if type(value) not in (int, str)]:
             raise MachineError(
                 f"decision with values {values}: {strange[0]!r} is no int and no str"

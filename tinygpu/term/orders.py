@@ -74,7 +74,7 @@ class Orders:
     @cached_property
     def values(self) -> tuple[str, ...]:
         """One order of those that nothing tells apart, that of the letters first."""
-        return tuple(dict.fromkeys(filter(None, self._same.values())))
+        return tuple(dict.fromkeys(filter(None, self.same.values())))
 
     def late(self, order: str) -> frozenset[str]:
         """Return the parts that are those of the step before.
@@ -95,13 +95,13 @@ class Orders:
         The last part has the first of the next step as a neighbour: it may go behind that.
         """
         found: dict[str, None] = {}
-        waiting = [other for other, same in self._same.items() if same == order]
+        waiting = [other for other, same in self.same.items() if same == order]
         seen = {*waiting}
         for other in waiting:
             for near in _exchanged(other):
-                if near in self._same and near not in seen:
-                    if self._same[near]:
-                        found[self._same[near]] = None
+                if near in self.same and near not in seen:
+                    if self.same[near]:
+                        found[self.same[near]] = None
                     else:
                         seen.add(near)
                         waiting.append(near)
@@ -160,7 +160,7 @@ class Orders:
     # which orders there are
 
     @cached_property
-    def _same(self) -> dict[str, str]:
+    def same(self) -> dict[str, str]:
         """Every order with the one that stands for it, none for those that are left out."""
         every = self._every(self.letters[0])
         return {o: "" if self._in_flight(o) else self._standing_for(o) for o in every}
