@@ -16,8 +16,8 @@ Orders that nothing tells apart are one:
 - a wait that another wait covers stands right behind that one, for its part is over there;
 - arithmetic between two waits, products or barriers has no order: ptxas schedules it anew.
 
-Left out are orders in which a product is in flight at the end of a step: of those ptxas waits for
-each product at once (C7514, C7517), so they are none.
+Left out are orders in which a product is in flight at the end of a step: in kernels of each ptxas
+puts a wait there (C7517), or waits for each product at once (C7514).
 
 >>> loop = Orders("AaBC", {("A", "a", 0), ("a", "B", 0), ("B", "A", 1), ("B", "C", 0),
 ...                        ("C", "B", 1)}, ends={"a": "A"}, free=frozenset("BC"))
@@ -163,7 +163,7 @@ class Orders:
     def same(self) -> dict[str, str]:
         """Every order with the one that stands for it, none for those that are left out."""
         every = self._every(self.letters[0])
-        return {o: "" if self._in_flight(o) else self._standing_for(o) for o in every}
+        return {o: "" if self._in_flight(o) else self.standing_for(o) for o in every}
 
     def _every(self, begun: str) -> Iterator[str]:
         """Yield the orders that begin so: a beginning that is too late stays so."""
@@ -197,7 +197,7 @@ class Orders:
                     stage[b], changed = least, True
         return frozenset(letter for letter in self.letters if stage[letter])
 
-    def _standing_for(self, order: str) -> str:
+    def standing_for(self, order: str) -> str:
         """Return the order that stands for all that nothing tells from this one."""
         late, covered = self.late(order), self._covered(order)
         for letter, by in covered.items():
