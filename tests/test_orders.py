@@ -217,6 +217,9 @@ def test_questions_name_an_order() -> None:
     assert found.outcome == "found"
     assert found.schedule
     assert found.schedule["consumer_order"] == "SOVsMvELP"
+    mixed = ask(whole, 'consumer_order == "SOVsMvELP" or smem_bytes < 1')
+    assert mixed.schedule
+    assert mixed.schedule["consumer_order"] == "SOVsMvELP"
     few = space(consumer_order=("SsMELOPVv", "SVsMELvOP"), tile_n=(64, 128))
     assert ask(few, 'consumer_order == "SOVsMvELP"').outcome == "excluded"
     assert whole.count() == len(ORDERS.values) * few.count() / 2

@@ -224,20 +224,24 @@ class Solver:
         return Decided(outcome, core=tuple(core), reason=reason)
 
     def _in_other_orders(self, part: _Part) -> list[_Part]:
-        """Return the choices that differ from one in orders; of those that are alike one.
+        """Return the choices that differ from one in orders, of those that are alike one.
 
-        They are if they keep the same members, unless the judge is to blame.
+        They are alike if fixed decisions and wishes say the same of them.  That is asked once, if
+        wishes about orders are about no other choice and no term, and the judge is not to blame.
         """
         whole, names = self._whole, {*self.space.orders}
-        if not self._apart or part.refused:
-            every = whole.structures({n: (v,) for n, v in part.structure.items() if n not in names})
-            orders = [{n: one[n] for n in names} for one in every]
-            others = {name for wish in self.wishes if {*wish.names} & names for name in wish.names}
-            if part.refused or others & {*self.space.structural} - names:
-                return [self._part(one) for one in every if one != part.structure]
-            for one, order in zip(every, orders, strict=True):
-                clauses = self._part(one).clauses
-                self._apart.setdefault(str([clauses.get(m) for m in self._of_orders]), order)
+        other = {*self.space.structural} - names
+        about = [wish for wish in self.wishes if names.intersection(wish.names)]
+        mixed = any(wish.quantities or other.intersection(wish.names) for wish in about)
+        if part.refused or mixed or not self._apart:
+            every = whole.structures({n: (part.structure[n],) for n in other})
+            parts = [self._part(one) for one in every]
+            if part.refused or mixed:
+                return parts
+            for one in parts:
+                order = {n: one.structure[n] for n in names}
+                said = str([one.clauses.get(member) for member in self._of_orders])
+                self._apart.setdefault(said, order)
         return [self._part({**part.structure, **order}) for order in self._apart.values()]
 
     def _part(self, structure: Mapping[str, Value]) -> _Part:
