@@ -91,6 +91,12 @@ def test_named_points_have_orders_of_the_space() -> None:
     assert [len(ORDERS.same), len(ORDERS.values)] == [180, 43]
 
 
+def test_no_part_is_two_steps_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That the bound is one step leaves nothing out: a later part finds its cells overwritten."""
+    monkeypatch.setattr("tinygpu.term.orders._LATEST", 3)
+    assert replace(ORDERS).same == ORDERS.same
+
+
 def test_one_stands_for_those_that_nothing_tells_apart() -> None:
     """Waits and products of an order come as in the one that stands for it, arithmetic between."""
     fixed = {*ORDERS.letters} - ORDERS.free

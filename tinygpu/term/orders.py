@@ -46,7 +46,8 @@ __all__ = ["Dependence", "LoopPart", "Orders", "orders_of"]
 Dependence = tuple[str, str, int]
 """One part, another, and how many steps later the other has to come behind it."""
 Turn = Callable[[LoopIndex], None]
-_LATEST = 1  # steps: a later part has no cell to keep its values in, or no reason to wait
+_LATEST = 1
+"""Steps that a part may be late; it could be more with rings of registers, which there are not."""
 
 
 @dataclass(frozen=True, slots=True)
