@@ -19,7 +19,7 @@ from tinygpu.legality.concurrency.judge import verdict
 from tinygpu.machines.attention import STARTS, Attention, consumer_orders, orders_in
 from tinygpu.meaning.identity import computes
 from tinygpu.search.exact.best import rank
-from tinygpu.search.strategies.orders_smt import fastest
+from tinygpu.search.exact.orders_smt import fastest
 from tinygpu.space.batches import Builder
 from tinygpu.space.questions import ask
 from tinygpu.space.space import Space

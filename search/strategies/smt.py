@@ -13,7 +13,7 @@ epilogue, registers beyond what the laws say, the last wave's overlap.  So its t
 loop and not of a kernel; the time model (``search/time/cost.py``) ranks kernels.  Machines of
 the package have an order and roles of their own; of what z3 chose a schedule takes the tile, stages
 and distances.  Where the order of a loop's body is a decision (attention), z3 ranks orders with
-tiles and rings by the time model itself (``orders_smt.py``).
+tiles and rings by the time model itself (``search/exact/orders_smt.py``).
 
 Source: B. Rau, "Iterative Modulo Scheduling", 1994; R. Soi et al., "Optimal Software Pipelining and
 Warp Specialization for Tensor Core GPUs" (Twill), 2025.
@@ -30,7 +30,7 @@ import numpy as np
 
 from tinygpu.isa.instructions import INSTRUCTIONS
 from tinygpu.isa.memory import DTYPES
-from tinygpu.search.strategies.orders_smt import fastest
+from tinygpu.search.exact.orders_smt import fastest
 from tinygpu.search.strategies.uniform import model
 from tinygpu.search.strategies.walk import Domain, Steps
 from tinygpu.search.time.rates import fill_rate, mbarrier_latency, tma_latency
