@@ -268,7 +268,7 @@ class _Climb:
 
     def apart(self, schedule: Schedule) -> object:
         """Return what tells schedules apart by more than details."""
-        names = self.spaces[schedule.machine].machine.spread
+        names = self.spaces[schedule.machine].machine.apart
         return schedule.machine, *(schedule[n] for n in names or dict(schedule.decisions))
 
     def changes(self, schedule: Schedule) -> list[Candidate]:

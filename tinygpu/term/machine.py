@@ -325,6 +325,13 @@ class Machine(ABC):
         """Return whether an architecture has all its instructions."""
         return all(instruction.runs_on(arch) for instruction in cls.instructions)
 
+    @property
+    def apart(self) -> tuple[str, ...]:
+        """What those schedules differ in from which a search by measuring starts: ``spread``, and
+        the orders of the same statements, which the model can hardly tell apart."""
+        orders = [name for name, choice in self.decisions().items() if choice.orders]
+        return (*self.spread, *orders) if self.spread else ()
+
     @classmethod
     def decisions(cls) -> dict[str, Choice]:
         """Return the decisions by name, in order of declaration."""
