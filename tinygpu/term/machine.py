@@ -327,8 +327,10 @@ class Machine(ABC):
 
     @property
     def apart(self) -> tuple[str, ...]:
-        """What those schedules differ in from which a search by measuring starts: ``spread``, and
-        the orders of the same statements, which the model can hardly tell apart."""
+        """What schedules differ in from which a search by measuring starts.
+
+        That is ``spread``, and the orders of the same statements: the model ties them.
+        """
         orders = [name for name, choice in self.decisions().items() if choice.orders]
         return (*self.spread, *orders) if self.spread else ()
 
