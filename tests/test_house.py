@@ -104,14 +104,14 @@ WORDS = {"fma", "alu", "mufu", "cvt", "mov", "mbarrier"}
 """Instructions whose names are words of units, operators and completions, too."""
 
 WALK_LINES = {
-    "meaning": 5833,
-    "legality": 7936,
+    "meaning": 5861,
+    "legality": 7941,
     "time": 5077,
     "tinygpu.codegen.emit kernel rules": 4302,
 }
 """The most lines of a walk."""
 
-LINES = 71557
+LINES = 73760
 """The most lines of the three folders together; without the emulator they are to be 40,000."""
 
 
