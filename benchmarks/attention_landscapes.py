@@ -64,7 +64,7 @@ FILE = FOLDER.parent / "h100" / "attention_landscapes.json"
 MACHINE, DEVICE = "attention", "h100"
 SEED, COUNT, FLOPS = 1127, 8, 2.0**38
 MOST, BEST, CHANGED, RANDOM, RANKING_SECONDS = 84, 20, 4, 34, 20.0
-SLICE, VISIT, ROWS = 0.006, 0.08, 24
+SLICE, VISIT, ROWS = 0.006, 0.05, 24
 LIMIT_SECONDS, BUILD_SECONDS = 75.0, 200.0
 """What a problem may take, and what building is taken to at most."""
 
@@ -141,9 +141,13 @@ class Arrays:
         count = max(1, math.ceil(2 * load_device(DEVICE).l2_bytes / each))
         random = gpu().random.default_rng(0)
         self.sets = [
-            [_bf16(random.standard_normal(shape, dtype=np.float32)) for shape in shapes.values()]
+            [
+                _bf16(random.standard_normal(math.prod(shape), dtype=np.float32)).reshape(shape)
+                for shape in shapes.values()
+            ]
             for _ in range(count)
         ]
+        self.kept: list[Any] = []
         self.out = gpu().empty([sizes[axis] for axis in of.operation.outputs[0].axes], np.uint16)
         rng = np.random.default_rng(0)
         self.head = tuple(int(rng.integers(sizes[axis])) for axis in "lhg")
@@ -158,14 +162,15 @@ class Arrays:
         """Return a kernel's worst error over what is allowed; infinite for a NaN anywhere."""
         self.out.fill(0xFFFF)
         kernel(*self.sets[0], out=self.out, scale=self.scale)
-        if bool(((self.out & 0x7FFF) > 0x7F80).any()):
+        if bool(((self.out & np.uint16(0x7FFF)) > np.uint16(0x7F80)).any()):
             return math.inf
         off = np.abs(_f64(self.out[self.head].get())[self.rows] - self.wanted) / self.allowed
         return float(off.max())
 
     def replay(self, kernel: Function, stream: Any) -> tuple[Any, int, int]:
-        """Capture a slice of a kernel's launches, which take the sets in turn."""
+        """Capture a slice of a kernel's launches, which take the sets in turn; keep it loaded."""
         each = [kernel.prepare(*one, out=self.out, scale=self.scale) for one in self.sets]
+        self.kept.append(each)
         return captured(partial(_turn, each), stream, SLICE, len(each))
 
 
@@ -176,7 +181,8 @@ def _turn(each: Sequence[Any], number: int) -> None:
 def _bf16(values: Any) -> Any:
     """Round fp32 values to the bits of bf16, to nearest, ties to even."""
     bits = values.view(np.uint32)
-    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    rounded = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
+    return (rounded >> np.uint32(16)).astype(np.uint16)
 
 
 def _f64(bits: NDArray[np.uint16]) -> NDArray[np.float64]:
@@ -186,12 +192,11 @@ def _f64(bits: NDArray[np.uint16]) -> NDArray[np.float64]:
 def timed(words: Words, codes: Sequence[str], seconds: float) -> dict[str, Any]:
     """Return the columns of a problem: seconds of two visits, None where there are none."""
     end = time.monotonic() + seconds
-    arrays = Arrays(problem(words))
     stream, order = gpu().cuda.Stream(non_blocking=True), np.random.default_rng(0)
     wrong: dict[int, str] = {}
-    replays = {}
+    replays: dict[int, Any] = {}
     with current_stream(stream):
-        bench = Bench(stream)
+        arrays, bench = Arrays(problem(words)), Bench(stream)
         for number, code in enumerate(codes):
             if not code or time.monotonic() > end:
                 continue
