@@ -27,28 +27,29 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from gymnasium import spaces
 from numpy.typing import NDArray
 
 from benchmarks.replay import NEAR
 from benchmarks.replay_held_out import Listed
-from benchmarks.tree_search import SHARP
 from tinygpu.search.environment import Floats, Land, ScheduleEnv
 from tinygpu.search.residual import SCALE, embedded
 from tinygpu.term.schedule import Schedule
 
 __all__ = ["ListedEnv", "ListedLand", "lands_like", "learned"]
 
-BUDGET, DRAWN, TIMES = 32, 8, 3
-"""Evaluations that cost 1; drawn landscapes of a problem; how often it trains anew."""
+BUDGET, DRAWN, TIMES, SHARP = 32, 8, 3, 20.0
+"""Evaluations that cost 1; drawn landscapes of a problem; how often it trains anew; the power of
+the softmax."""
 _FAR = 1.0
 """The log of a prediction over the best one that stands for more, and for no schedule."""
 
 
 @dataclass(frozen=True)
 class ListedLand(Land):
-    """A land whose schedules are in the order of what the model predicts: ``predicted``."""
+    """A land whose schedules are in the order of what the model says that they take: ``model``."""
 
-    predicted: tuple[float, ...] = ()
+    model: tuple[float, ...] = ()
 
 
 def land_of(one: Listed, errors: NDArray[np.float64] | None = None) -> ListedLand:
@@ -80,13 +81,12 @@ class ListedEnv(ScheduleEnv):
 
     lands: tuple[ListedLand, ...]
 
-    def __init__(self, lands: Sequence[ListedLand], taught: Sequence[int], seed: int = 0) -> None:
+    def __init__(self, lands: Sequence[ListedLand], taught: Sequence[int]) -> None:
         """Have the values of all lands as actions."""
         super().__init__(lands, BUDGET)
-        self.taught, self.draws = list(taught), np.random.default_rng(seed)
+        self.taught = list(taught)
         size = 3 * len(self.moves) + len(lands[0].sizes) + 1
-        low, high = np.full(size, -64, np.float32), np.full(size, 64, np.float32)
-        self.observation_space = type(self.observation_space)(low, high, dtype=np.float32)
+        self.observation_space = spaces.Box(-64, 64, (size,), np.float32)
         self.tables = [
             np.array([[point[place] == value for point in land.known]
                       for place, value in self.moves])
@@ -100,10 +100,10 @@ class ListedEnv(ScheduleEnv):
         super(ScheduleEnv, self).reset(seed=seed)
         number = (options or {}).get("land")
         while True:
-            land = int(self.draws.choice(self.taught)) if number is None else int(number)
+            land = int(self.np_random.choice(self.taught)) if number is None else int(number)
             self.land, self.table = self.lands[land], self.tables[land]
             self.points = list(self.land.known)
-            self.model = np.log(self.land.predicted)
+            self.model = np.log(self.lands[land].model)
             self.times = np.array(list(self.land.known.values()))
             self.open = np.ones(len(self.points), bool)
             self.count, self.total = (np.zeros(len(self.moves)) for _ in "ct")
@@ -148,7 +148,7 @@ class ListedEnv(ScheduleEnv):
         sizes = [math.log2(size) / 20 for size in self.land.sizes]
         rest = [*sizes, len(self.met) / BUDGET]
         seen = np.concatenate([chosen, errors, rest, np.minimum(ahead, _FAR)])
-        return np.clip(seen, -64, 64).astype(np.float32)
+        return np.asarray(np.clip(seen, -64, 64), np.float32)
 
 
 def _policy() -> Any:
@@ -197,7 +197,7 @@ def _fold(
     for i in mine:
         taught += range(len(every), len(every) + DRAWN)
         every += lands_like(lands[i], DRAWN, rng)
-    env = ListedEnv(every, taught, seed)
+    env = ListedEnv(every, taught)
     model = MaskablePPO(
         _policy(), env, seed=seed, n_steps=1024, batch_size=256, gamma=1.0, gae_lambda=0.95,
         ent_coef=0.003, learning_rate=3e-4, policy_kwargs={"net_arch": [64, 64]},
@@ -213,7 +213,7 @@ def _fold(
     walk("untrained")
     model.learn(steps)
     walk("policy")
-    del found["untrained"]  # its likeliest action is the model's order
+    del found["untrained"]  # its likeliest action is the order of the model
     return found
 
 

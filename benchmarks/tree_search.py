@@ -6,14 +6,15 @@ child's prior is the share that schedules below it have of the model's softmax,
 
     P(child) = sum over x below of p(x)^-SHARP / the same below its parent,
 
-and its value is the best time found at all over the best below it, to the power ``SHARP``; a child
-without one has its parent's.  A simulation goes down to one schedule by the largest
+and its value is the best time found at all over the best below it, to the power ``SHARP``.  Of a
+child without one the model's best below it stands for that; its value is at most 1.  A simulation
+goes down to one schedule by the largest
 
     value + EXPLORE P(child) sqrt(visits of the parent) / (1 + visits of the child),
 
 and evaluates it; nothing is evaluated twice.  Both numbers were chosen on the eight landscapes of
-matmul (``landscapes.py``): of 5 to 80 and 0.1 to 10 they need 3.4 evaluations in the mean to come
-within 1 % of the best, as all between 20 and 80 by 0.3 and 3 (3.3 to 3.8); ``gaussian`` needs 4.4.
+matmul (``landscapes.py``), where they need 3.1 evaluations in the mean to come within 1 % of the
+best, and others between 10 and 40 by 0.3 and 3 need 2.8 to 4.8; ``gaussian`` needs 4.4.
 
 Source: D. Silver et al., "Mastering the game of Go without human knowledge", 2017 (PUCT).
 """
@@ -33,7 +34,7 @@ from tinygpu.term.schedule import Schedule
 
 __all__ = ["EXPLORE", "SHARP", "tree"]
 
-SHARP, EXPLORE = 20.0, 1.0
+SHARP, EXPLORE = 40.0, 1.0
 
 
 @dataclass(slots=True)
@@ -44,6 +45,7 @@ class _Node:
     left: int = 0
     visits: int = 0
     best: float = math.inf
+    least: float = math.inf
     children: dict[object, _Node] = field(default_factory=dict)
     schedule: Schedule | None = None
 
@@ -53,6 +55,7 @@ class _Node:
         for name in (*order, ""):
             node.weight += weight
             node.left += 1
+            node.least = min(node.least, one.predicted_seconds)
             if name:
                 node = node.children.setdefault(one.schedule[name], _Node())
         node.schedule = one.schedule
@@ -61,10 +64,10 @@ class _Node:
         """Return the child of the largest score."""
 
         def score(child: _Node) -> float:
-            known = min(child.best if child.visits else self.best, 1e300)
-            value = (best / known) ** SHARP if self.visits else 0.0
+            below = child.best if child.visits else child.least
             prior = child.weight / self.weight
-            return value + explore * prior * math.sqrt(self.visits + 1) / (1 + child.visits)
+            going = explore * prior * math.sqrt(self.visits + 1) / (1 + child.visits)
+            return float(min(1.0, best / below) ** SHARP) + going
 
         return max((c for c in self.children.values() if c.left), key=score)
 
