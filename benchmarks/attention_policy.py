@@ -10,8 +10,9 @@ it leads to over the best one that is left; and the mean log of measured over pr
 what was evaluated with this value, less that of all: what a surrogate knows, too.
 
 The logits of MaskablePPO are those of the model's softmax plus what a network learns, which is
-nothing before training.  It trains on the measured landscapes of other problems and, for each of
-these, on ``DRAWN`` that were drawn from the surrogate's prior around the model's predictions.
+nothing before training.  It trains on the measured landscapes of other problems, and as often on
+``DRAWN`` of each problem that were drawn from the surrogate's prior around the model's predictions:
+of the problem itself, too, since these are known before anything is measured.
 
 Source: J. Schulman et al., "Proximal Policy Optimization Algorithms", 2017; S. Huang and S.
 Ontanon, "A Closer Look at Invalid Action Masking in Policy Gradient Algorithms", 2022.
@@ -38,7 +39,7 @@ from tinygpu.term.schedule import Schedule
 
 __all__ = ["ListedEnv", "ListedLand", "lands_like", "learned"]
 
-BUDGET, DRAWN, TIMES, SHARP = 32, 8, 3, 20.0
+BUDGET, DRAWN, TIMES, SHARP = 32, 64, 3, 20.0
 """Evaluations that cost 1; drawn landscapes of a problem; how often it trains anew; the power of
 the softmax."""
 _FAR = 1.0
@@ -193,14 +194,13 @@ def _fold(
     rng = np.random.default_rng([seed, fold])
     mine = [i for i in range(len(lands)) if i % folds != fold]
     every = [land_of(one) for one in lands]
-    taught = mine * (DRAWN // 2)
-    for i in mine:
-        taught += range(len(every), len(every) + DRAWN)
-        every += lands_like(lands[i], DRAWN, rng)
-    env = ListedEnv(every, taught)
+    for one in lands:
+        every += lands_like(one, DRAWN, rng)
+    drawn = range(len(lands), len(every))
+    env = ListedEnv(every, [*drawn, *(mine * (len(drawn) // len(mine)))])
     model = MaskablePPO(
         _policy(), env, seed=seed, n_steps=1024, batch_size=256, gamma=1.0, gae_lambda=0.95,
-        ent_coef=0.003, learning_rate=3e-4, policy_kwargs={"net_arch": [64, 64]},
+        ent_coef=0.003, learning_rate=1e-3, policy_kwargs={"net_arch": [64, 64]},
     )  # fmt: skip
     held = [i for i in range(len(lands)) if i % folds == fold]
     found: dict[str, dict[int, list[list[float]]]] = {}
