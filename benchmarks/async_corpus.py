@@ -27,13 +27,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from benchmarks.peers import FOLDER, write_tree
-from tests.async_mutants import moved, mutants
+from tests.async_mutants import changes, moves
 from tests.async_protocols import TILE, by_hand
 from tinygpu.codegen.run.provenance import provenance
 from tinygpu.errors import TinyGpuError
@@ -150,17 +151,17 @@ def programs() -> Iterator[Case]:
     for program in by_hand():
         points = tuple((1, k, {"i": TILE * k - 8}) for k in (1, 6))
         yield Case(program.name, program, points)
-    for layout, changes in _POINTS:
-        if case := _hopper(layout, changes):
+    for layout, other in _POINTS:
+        if case := _hopper(layout, other):
             yield case
 
 
 def changed(case: Case) -> Iterator[tuple[str, Program]]:
     """Yield the case's program, and those with one change."""
     yield "unchanged", case.program
-    for number, found in enumerate((*mutants(case.program), *moved(case.program))):
-        if number % case.step == 0:
-            yield found
+    edits = chain(changes(case.program), moves(case.program))
+    for name, make in islice(edits, 0, None, case.step):
+        yield name, make()
 
 
 def drawn(seed: int, count: int) -> Iterator[tuple[str, Case]]:
@@ -185,10 +186,10 @@ def drawn(seed: int, count: int) -> Iterator[tuple[str, Case]]:
         name = "unchanged"
         if rng.random() < 0.5:
             kinds = ("count", "stages", "pending", "bound", "later", "sooner", "phase", "full")
-            some = [m for m in (*mutants(case.program), *moved(case.program))
-                    if m[0].startswith(kinds)]  # fmt: skip
-            name, program = some[int(rng.integers(len(some)))]
-            case = case.of(program)
+            edits = chain(changes(case.program), moves(case.program))
+            some = [edit for edit in edits if edit[0].startswith(kinds)]
+            name, make = some[int(rng.integers(len(some)))]
+            case = case.of(make())
         count -= 1
         point = case.points[int(rng.integers(2))]
         yield name, replace(case, points=(point,), seeds=FEW[:2])

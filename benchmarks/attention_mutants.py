@@ -26,7 +26,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +122,7 @@ def changes(program: Program) -> Iterator[tuple[str, Program]]:
     What no term can be is left out: whoever builds it is told.
     """
     seen: Counter[str] = Counter()
-    for name, mutant in (*mutants(program), *moved(program), *_more(program)):
+    for name, mutant in chain(mutants(program), moved(program), _more(program)):
         seen[name] += 1
         yield f"{name} ({seen[name]})" if seen[name] > 1 else name, mutant
 

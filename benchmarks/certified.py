@@ -1,11 +1,12 @@
-"""Coverage of the certificates of order: ``python -m benchmarks.certified [--count N] [--seed S]``.
+"""Coverage of the certificates: ``python -m benchmarks.certified [--count N] [--seed S]``.
 
-All presets of each machine and N schedules drawn from its legal space get a certificate, which is
-written, read back and checked, by all cores that the process may use, until ``--seconds`` are over.
-A line a case: how many are accepted, not certified, refused; the longest time and the mean of
-making one and of verifying one, with the term read and the file parsed, in seconds of a core; the
-largest file, as it is and compressed by zlib.  Reasons of what is not accepted follow.  ``--out``
-has a row for each schedule: draw N of a seed is the same for all counts from N + 1 on.
+All presets of each machine and N schedules drawn from its legal space get a certificate of order,
+which is written, read back and checked, and then what they compute is checked, by all cores that
+the process may use, until ``--seconds`` are over.  Two lines a case: how many are accepted, not
+certified, refused; the longest time and the mean of making and of verifying one, with the term read
+and the file parsed, and of checking meaning, in seconds of a core; the largest file, as it is and
+compressed by zlib.  Reasons of what is not accepted follow.  ``--out`` has a row for each schedule.
+Schedules are drawn ``EACH`` at a time, each time with the seed and a number.
 
 On a machine with many cores::
 
@@ -20,6 +21,7 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,7 @@ import numpy as np
 
 from benchmarks.each_core import rows
 from tinygpu.checker.make import certified
+from tinygpu.checker.sums import computed
 from tinygpu.checker.written import verified, written
 from tinygpu.devices.device import load_device
 from tinygpu.errors import ProgramError
@@ -38,8 +41,9 @@ from tinygpu.term.schedule import Schedule
 
 __all__ = ["CASES", "main"]
 
-Job = tuple[str, str, Schedule]
-"""A case, the name of a preset or the number of a draw, and its schedule."""
+Job = tuple[str, int, int, int]
+"""A case, a seed, a number and how many are drawn; 0: all presets instead."""
+EACH = 10
 
 _TENSOR, _SQUARE = matmul("bf16", layout="nt"), {"m": 4096, "n": 4096, "k": 4096}
 _HEADS = {"l": 2, "h": 8, "g": 2, "m": 2048, "n": 2048, "d": 128, "e": 128}
@@ -57,21 +61,33 @@ CASES: dict[str, tuple[str, Operation, dict[str, int], str]] = {
 
 
 def jobs(name: str, count: int, seed: int) -> Iterator[Job]:
-    """Yield a case's presets and the schedules drawn from its space."""
+    """Yield jobs for a case's presets and for so many schedules drawn from its space."""
+    yield name, seed, 0, 0
+    for number in range(0, count, EACH):
+        yield name, seed, number, min(EACH, count - number)
+
+
+@cache
+def space_of(name: str) -> Space:
+    """Return the space of a case."""
     machine, operation, sizes, device = CASES[name]
-    module = importlib.import_module(f"tinygpu.machines.{machine}")
-    points = getattr(module, "LADDER", None) or getattr(module, "STARTS", {})
-    for preset, values in points.items():
-        yield name, preset, Schedule(machine, tuple(values.items()))
-    if count:
-        space = Space(MACHINES[machine], Problem.of(operation, **sizes), load_device(device))
-        for number, drawn in enumerate(space.sample(np.random.default_rng(seed), count)):
-            yield name, str(number), drawn
+    return Space(MACHINES[machine], Problem.of(operation, **sizes), load_device(device))
 
 
-def certify(job: Job) -> dict[str, Any]:
-    """Return a schedule's row: what is said of its certificate, seconds and bytes."""
-    name, which, schedule = job
+def certify_all(job: Job) -> list[dict[str, Any]]:
+    """Return the rows of a job's schedules."""
+    name, seed, number, count = job
+    machine = CASES[name][0]
+    if not count:
+        module = importlib.import_module(f"tinygpu.machines.{machine}")
+        points = getattr(module, "LADDER", None) or getattr(module, "STARTS", {})
+        return [certify(name, n, Schedule(machine, tuple(v.items()))) for n, v in points.items()]
+    drawn = space_of(name).sample(np.random.default_rng([seed, number]), count)
+    return [certify(name, str(number + i), one) for i, one in enumerate(drawn)]
+
+
+def certify(name: str, which: str, schedule: Schedule) -> dict[str, Any]:
+    """Return a schedule's row: what is said of its certificate, its meaning, seconds and bytes."""
     row: dict[str, Any] = {"case": name, "which": which, "schedule": str(schedule)}
     try:
         program = schedule.program(MACHINES[CASES[name][0]], CASES[name][1])
@@ -87,6 +103,9 @@ def certify(job: Job) -> dict[str, Any]:
         start = time.process_time()
         ruling = verified(program, text)
         row |= {"verify": time.process_time() - start, "bytes": len(text), "packed": packed}
+    start = time.process_time()
+    sums = computed(program)
+    row |= {"sums": time.process_time() - start, "meaning": sums.word, "why": sums.line[:160]}
     return {**row, "word": ruling.word, "line": ruling.line[:160]}
 
 
@@ -95,7 +114,7 @@ def summary(name: str, found: list[dict[str, Any]]) -> str:
     words = Counter(f"{row['word']}{' in clusters' * (row['ctas'] > 1)}" for row in found)
     times = "; ".join(
         f"{what} {max(some, default=0):.2f} s, mean {np.mean(some or [0]):.2f} s"
-        for what in ("make", "verify")
+        for what in ("make", "verify", "sums")
         for some in ([row[what] for row in found if what in row],)
     )
     counts = ", ".join(f"{many} {word}" for word, many in sorted(words.items()))
@@ -103,7 +122,14 @@ def summary(name: str, found: list[dict[str, Any]]) -> str:
     most = f"{size / 1024:.0f} KB, {packed / 1024:.1f} KB compressed"
     reasons = Counter(f"{r['word']}: {r['line']}" for r in found if r["word"] != "accepted")
     more = [f"  {many} x {reason}" for reason, many in reasons.most_common(3)]
-    return "\n".join([f"{name}: {counts}; {times}; {most}", *more])
+    meant = Counter(f"{row.get('meaning')}" for row in found)
+    lines = [f"{name}: {counts}; {times}; {most}", *more]
+    lines.append(
+        f"  meaning: {', '.join(f'{many} {word}' for word, many in sorted(meant.items()))}"
+    )
+    whys = Counter(f"{r['meaning']}: {r['why']}" for r in found if r.get("why") and
+                   r["meaning"] != "accepted")  # fmt: skip
+    return "\n".join([*lines, *(f"    {many} x {why}" for why, many in whys.most_common(2))])
 
 
 def main(words: list[str] | None = None) -> None:
@@ -116,10 +142,10 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path)
     given = parser.parse_args(words)
     cases = given.machine or list(CASES)
-    turns = zip_longest(*(list(jobs(name, given.count, given.seed)) for name in cases))
+    turns = zip_longest(*(jobs(name, given.count, given.seed) for name in cases))
     every = (job for job in chain.from_iterable(turns) if job is not None)
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in cases}
-    for row in rows(certify, every, seconds=given.seconds, out=given.out):
+    for row in rows(certify_all, every, seconds=given.seconds, out=given.out):
         found[row["case"]].append(row)
     for name in cases:
         print(summary(name, found[name]))

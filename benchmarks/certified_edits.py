@@ -52,18 +52,18 @@ def rebound(edited: Edited) -> str:
     return json.dumps({**tree, "term": key_of(text_of(edited.term))})
 
 
-def judge(job: tuple[int, int]) -> dict[str, Any]:
-    """Return the row of a pair of edits: a protocol's number, and a seed."""
+def judge(job: tuple[int, int]) -> list[dict[str, Any]]:
+    """Return the row of a pair of edits, of a protocol's number and a seed."""
     number, seed = job
     pair = edited_pair(random.Random(seed).randrange, number)
     said = ruling(pair.term)
     fixed = verified(pair.term, rebound(pair)).accepted
     found = faults_of(pair) if said.accepted or fixed else []
     name = protocols()[number].term.name
-    return {
+    return [{
         "protocol": name, "seed": seed, "edits": pair.names, "word": said.word, "fixed": fixed,
         "line": said.line[:160], "faults": [str(fault) for fault in found[:1]],
-    }  # fmt: skip
+    }]  # fmt: skip
 
 
 def pairs(many: int, seed: int, seconds: float, out: Path | None) -> None:

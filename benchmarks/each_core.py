@@ -6,7 +6,7 @@ import json
 import multiprocessing
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,15 @@ __all__ = ["rows"]
 
 
 def rows(
-    work: Callable[[Any], dict[str, Any]], jobs: Iterable[Any], *, seconds: float, out: Path | None
+    work: Callable[[Any], Sequence[dict[str, Any]]],
+    jobs: Iterable[Any],
+    *,
+    seconds: float,
+    out: Path | None,
 ) -> Iterator[dict[str, Any]]:
-    """Yield what ``work`` returns for each job, as they end, until ``seconds`` have passed.
+    """Yield the rows that ``work`` returns for jobs, as they end, until ``seconds`` have passed.
 
-    Each row is also written to ``out``, a line of JSON.  Workers are forks, so that they have what
+    Each is also written to ``out``, a line of JSON.  Workers are forks, so that they have what
     was read before.
     """
     end = time.monotonic() + seconds
@@ -27,11 +31,12 @@ def rows(
         found = pool.imap_unordered(work, jobs)
         while (left := end - time.monotonic()) > 0:
             try:
-                row = found.next(left)
+                some = found.next(left)
             except (StopIteration, multiprocessing.TimeoutError):
                 break
-            if file is not None:
-                print(json.dumps(row), file=file, flush=True)
-            yield row
+            for row in some:
+                if file is not None:
+                    print(json.dumps(row), file=file, flush=True)
+                yield row
     if file is not None:
         file.close()

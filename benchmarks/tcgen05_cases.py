@@ -21,7 +21,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from itertools import product
+from itertools import chain, product
 from typing import Any
 
 import numpy as np
@@ -192,7 +192,7 @@ def long_sizes(case: Case) -> dict[str, int]:
 
 def mutants_of(case: Case) -> Iterator[tuple[str, Case]]:
     """Yield the case, and those with one change of the term; all of those of tensor memory."""
-    for name, program in (*changed(case), *tensor_mutants(case.program)):
+    for name, program in chain(changed(case), tensor_mutants(case.program)):
         yield name, case.of(program)
 
 

@@ -60,8 +60,8 @@ class Neighbourhood:
         here = np.array(at, np.int64)
         found = list(self._changed(own, here, list(_singles(here, space.sums.lengths))))
         for i, name in enumerate(space.structural):
-            for value in space.values[name]:
-                if value != own[i] and not self.until.passed():
+            for value in space.beside(name, own[i], space.values[name]):
+                if not self.until.passed():
                     found += self._changed((*own[:i], value, *own[i + 1 :]), here, [()])
         best: dict[Schedule, Candidate] = {}
         for one in found:

@@ -19,12 +19,15 @@ it has to be.  What has to be found is said by the tests.
 
 ``moved`` yields further ones: ``first`` and ``last``, what orders to the ends of its block, and
 ``phase+``, ``phase-``, a wait or arrival one phase of its barrier later or sooner.
+
+``changes`` and ``moves`` are the same with the term still to be made, for who takes few of many.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from tinygpu.term.program import (
@@ -46,36 +49,43 @@ from tinygpu.term.program import (
     When,
 )
 
-__all__ = ["moved", "mutants", "with_barrier", "with_buffer"]
+__all__ = ["Edit", "changes", "moved", "moves", "mutants", "with_barrier", "with_buffer"]
 
 Body = tuple[Statement, ...]
+Edit = tuple[str, Callable[[], Program]]
 _ORDER = (Wait, Arrive, Commit, WaitGroup, Fence, Sync)
 _LATER = ("mbarrier", "wgmma_group", "bulk_group", "commit_group")
 
 
 def mutants(program: Program) -> Iterator[tuple[str, Program]]:
     """Every mutant of one change; see the module's text."""
+    return ((name, make()) for name, make in changes(program))
+
+
+def changes(program: Program) -> Iterator[Edit]:
     for r, role in enumerate(program.roles):
         for name, body in _bodies(role.body):
             changed = replace(role, body=body)
             roles = (*program.roles[:r], changed, *program.roles[r + 1 :])
-            yield f"{name} of {role.name}", replace(program, roles=roles)
+            yield f"{name} of {role.name}", partial(replace, program, roles=roles)
     for barrier in program.barriers:
         for by, sign in ((1, "+"), (-1, "-")):
             counted = replace(barrier, arrivals=barrier.arrivals + by)
             if counted.arrivals:
-                yield f"count{sign} {barrier.name}", with_barrier(program, counted)
+                yield f"count{sign} {barrier.name}", partial(with_barrier, program, counted)
             staged = replace(barrier, stages=barrier.stages + by)
             if staged.stages:
-                yield f"stages{sign} barrier {barrier.name}", with_barrier(program, staged)
+                yield f"stages{sign} barrier {barrier.name}", partial(with_barrier, program, staged)
     for buffer in program.buffers:
         if buffer.level == "smem":
             for by, sign in ((1, "+"), (-1, "-")):
                 if buffer.stages + by:
                     other = replace(buffer, stages=buffer.stages + by)
-                    yield f"stages{sign} buffer {buffer.name}", with_buffer(program, other)
+                    make = partial(with_buffer, program, other)
+                    yield f"stages{sign} buffer {buffer.name}", make
             if buffer.copies > 1:
-                yield f"shared {buffer.name}", with_buffer(program, replace(buffer, copies=1))
+                other = replace(buffer, copies=1)
+                yield f"shared {buffer.name}", partial(with_buffer, program, other)
 
 
 def _bodies(body: Body) -> Iterator[tuple[str, Body]]:
@@ -104,10 +114,14 @@ def _bodies(body: Body) -> Iterator[tuple[str, Body]]:
 
 def moved(program: Program) -> Iterator[tuple[str, Program]]:
     """Every mutant in which a statement that orders is far from where it was."""
+    return ((name, make()) for name, make in moves(program))
+
+
+def moves(program: Program) -> Iterator[Edit]:
     for r, role in enumerate(program.roles):
         for name, body in _moved(role.body):
             roles = (*program.roles[:r], replace(role, body=body), *program.roles[r + 1 :])
-            yield f"{name} of {role.name}", replace(program, roles=roles)
+            yield f"{name} of {role.name}", partial(replace, program, roles=roles)
 
 
 def _moved(body: Body) -> Iterator[tuple[str, Body]]:

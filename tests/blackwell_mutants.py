@@ -21,8 +21,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 
-from tests.async_mutants import with_barrier, with_buffer
+from tests.async_mutants import Edit, with_barrier, with_buffer
 from tinygpu.term.program import (
     Access,
     Affine,
@@ -37,7 +38,7 @@ from tinygpu.term.program import (
     var,
 )
 
-__all__ = ["tensor_mutants"]
+__all__ = ["tensor_changes", "tensor_mutants"]
 
 Body = tuple[Statement, ...]
 _TENSOR = ("tcgen05_commit", "tcgen05_wait")
@@ -46,6 +47,10 @@ _QUARTER, _COLUMNS = 32, 8
 
 def tensor_mutants(program: Program) -> Iterator[tuple[str, Program]]:
     """Every mutant of one change; see the module's text."""
+    return ((name, make()) for name, make in tensor_changes(program))
+
+
+def tensor_changes(program: Program) -> Iterator[Edit]:
     ranks = {name for name, _ in program.cluster}
 
     def change(s: Statement) -> Iterator[tuple[str, Body]]:
@@ -55,15 +60,16 @@ def tensor_mutants(program: Program) -> Iterator[tuple[str, Program]]:
         bodies = [*_everywhere(role.body, change), *_early_ends(role.body)]
         for name, body in bodies:
             roles = (*program.roles[:r], replace(role, body=body), *program.roles[r + 1 :])
-            yield f"{name} of {role.name}", replace(program, roles=roles)
+            yield f"{name} of {role.name}", partial(replace, program, roles=roles)
     for barrier in program.barriers:
         if barrier.home:
-            yield f"homeless {barrier.name}", with_barrier(program, replace(barrier, home=""))
+            lost = replace(barrier, home="")
+            yield f"homeless {barrier.name}", partial(with_barrier, program, lost)
     for buffer in program.buffers:
         for by, sign in ((1, "+"), (-1, "-")):
             if buffer.level == "tmem" and buffer.stages + by:
                 other = replace(buffer, stages=buffer.stages + by)
-                yield f"stages{sign} buffer {buffer.name}", with_buffer(program, other)
+                yield f"stages{sign} buffer {buffer.name}", partial(with_buffer, program, other)
 
 
 def _everywhere(

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -72,6 +73,16 @@ def no_card(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     if not request.node.get_closest_marker("gpu"):
         here = "tinygpu.codegen.run.provenance.device_and_driver"
         monkeypatch.setattr(here, lambda: ("none", "none"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def commands_built_once() -> Iterator[None]:
+    """Build the command line once: Typer makes all commands anew for each that a test runs."""
+    import typer.main
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("typer.testing._get_command", cache(typer.main.get_command))
+        yield
 
 
 @pytest.fixture

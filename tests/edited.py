@@ -13,9 +13,9 @@ from functools import cache, partial
 from typing import Any
 
 from tests.ampere_terms import term as ampere
-from tests.async_mutants import moved, mutants
+from tests.async_mutants import Edit, changes, moves
 from tests.async_protocols import TILE, by_hand, store_ring
-from tests.blackwell_mutants import tensor_mutants
+from tests.blackwell_mutants import tensor_changes
 from tests.blackwell_terms import put_back
 from tests.blackwell_terms import small as blackwell
 from tests.hopper_terms import rewritten
@@ -94,24 +94,24 @@ def grouped(columns: int = 32) -> Program:
     return Hopper().program(grouped_matmul(), Chosen({**STARTS["persistent"], **small}))
 
 
-def edits_of(program: Program) -> list[tuple[str, Program]]:
-    """Return a term's edits: drop, double, move, shift an index, change a count."""
-    tensor = tensor_mutants(program) if uses_tensor_memory(program) else ()
-    return [*mutants(program), *moved(program), *tensor]
+def edits_of(program: Program) -> list[Edit]:
+    """Return a term's edits, each with how to make it: drop, double, move, shift, count."""
+    tensor = tensor_changes(program) if uses_tensor_memory(program) else ()
+    return [*changes(program), *moves(program), *tensor]
 
 
 @cache
-def _once(number: int) -> list[tuple[str, Program]]:
+def _once(number: int) -> list[Edit]:
     return edits_of(protocols()[number].term)
 
 
 def edited_pair(pick: Pick, number: int) -> Edited:
     """Return a protocol after two edits."""
     once = _once(number)
-    first, term = once[pick(len(once))]
-    twice = edits_of(term)
-    second, term = twice[pick(len(twice))]
-    return Edited(number, (first, second), term)
+    first, make = once[pick(len(once))]
+    twice = edits_of(make())
+    second, make = twice[pick(len(twice))]
+    return Edited(number, (first, second), make())
 
 
 def of_order(findings: Iterable[Finding]) -> list[Finding]:

@@ -69,7 +69,7 @@ def term(mask: str = "causal", point: str = "pair multicast", **others: Choosabl
         "others",
         [
             {"consumers": 2, "tile_n": 176},
-            {"skew": 0, "stages_k": 1},
+            {"consumer_order": "SsMELOPVv", "stages_k": 1},
             {"consumers": 2, "turns": "named"},
             {"consumers": 3},
             {"persistent": 0},

@@ -78,7 +78,8 @@ def test_it_computes_its_operation(mask: str, pack_gqa: int, split_kv: int) -> N
 
 
 @pytest.mark.parametrize("others", [
-    {"skew": 0}, {"rescale": "before"}, {"settle": "late"}, {"consumers": 2, "pack_gqa": 0},
+    {"consumer_order": "SsMELOPVv"}, {"consumer_order": "SOVsMvELP"},
+    {"consumer_order": "SVsMELvOP"}, {"consumers": 2, "pack_gqa": 0},
     {"consumers": 3, "pack_gqa": 0}, {"depth": 128, "split_kv": 4},
     {"pack_gqa": 0, "consumers": 2, "queries": "registers"}, {"depth": 256},
 ], ids=str)  # fmt: skip
@@ -190,7 +191,7 @@ def test_a_climb_keeps_to_what_sizes_have_room_for(
     problem = Problem.of(attention(), **here, n=4096, d=128, e=128)
     space = Space(MACHINE, problem, DEVICE)
     assert (space.worth["pack_gqa"], space.worth["split_kv"]) == (pack_gqa, split_kv)
-    assert space.worth["skew"] == space.values["skew"] == (0, 1)
+    assert space.worth["epilogue"] == space.values["epilogue"] == ("direct", "tma")
     parts = [structure for part in parts_of(space) for structure in part]
     assert {one["split_kv"] for one in parts} == {*split_kv}
     assert len(space.structures()) > len(parts)

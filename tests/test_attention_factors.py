@@ -58,12 +58,12 @@ def broken(values: dict[str, Value]) -> list[str]:
 
 @all_by_turns(
     ("mask", ["none", "causal", "window:100:3"]),
-    ("skew", [0, 1]),
+    ("order", ["SsMELOPVv", "SVsMELvOP"]),
     ("name", NEW),
 )
-def test_it_is_proved(name: str, skew: int, mask: str) -> None:
+def test_it_is_proved(name: str, order: str, mask: str) -> None:
     """For every number of tiles and trips; and the mask is covered at every size."""
-    program = term(name, mask, skew=skew)
+    program = term(name, mask, consumer_order=order)
     assert verdict(program).outcome == "legal"
     assert mask_cover(program)
 

@@ -12,7 +12,8 @@ from tinygpu.codegen.emit import Emitter, emit
 from tinygpu.codegen.run.assemble import assemble, every_ptxas, find_nvdisasm, sass
 from tinygpu.errors import AssemblyError
 from tinygpu.machines import MACHINES
-from tinygpu.machines.attention import STARTS
+from tinygpu.machines.attention import STARTS, consumer_orders
+from tinygpu.term.machine import Chosen
 from tinygpu.term.operation import attention
 from tinygpu.term.program import Block, Body, Do, For, Program, WaitGroup
 from tinygpu.term.schedule import Schedule
@@ -89,3 +90,35 @@ def test_without_its_pin_the_wait_moves_above_them(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(Emitter, "_hold", lambda *_: None)
     code = assemble(emit(program("fa3", "none"), "sm_90a"), "sm_90a")
     assert of_code(sass(code.bytes)) == 0
+
+
+ORDERS = consumer_orders()
+LEFT_OUT = ("SsvMELOPV", "SsvMEOPVL", "SvsMELOPV", "SvsMEOPVL")
+"""All orders in which a product is in flight at a step's end, but for what nothing tells apart."""
+
+
+def messages(order: str) -> str:
+    machine = MACHINES["attention"]
+    chosen = Chosen({**STARTS["longest first"], "consumer_order": order})
+    term = machine.program(attention("bf16", mask="causal"), chosen)
+    code = assemble(emit(term, "sm_90a"), "sm_90a")
+    assert not code.spills
+    return code.messages
+
+
+@pytest.mark.parametrize("order", some(ORDERS.values, 9))
+def test_no_order_is_serialised(order: str) -> None:
+    assert "(C75" not in messages(order)
+
+
+def test_those_in_flight_at_the_end_are_left_out() -> None:
+    left = {order for order, same in ORDERS.same.items() if not same}
+    assert {*LEFT_OUT} <= left
+    assert {ORDERS.standing_for(order) for order in left} == {*LEFT_OUT}
+
+
+@pytest.mark.parametrize("order", some(LEFT_OUT, 2))
+def test_orders_that_are_left_out_are_refused(order: str) -> None:
+    """Under a causal mask ptxas waits for the product there (C7517), or serialises all (C7514)."""
+    with pytest.raises(AssemblyError, match="C75"):
+        messages(order)

@@ -409,7 +409,7 @@ COMMANDS = {
 }
 
 
-@pytest.mark.usefixtures("folder")
+@pytest.mark.usefixtures("folder", "believed")
 @pytest.mark.parametrize("words", COMMANDS, ids=lambda words: words[:60])
 def test_bad_words(words: str) -> None:
     assert COMMANDS[words] in complaint(words.split(" "))

@@ -287,7 +287,7 @@ def test_what_the_command_line_finds_stands_beside_peers(
     attention.main(["--out", str(tmp_path), "--parts", one.part, "--search", "10"])
     (row,) = load_rows("attention_searched", tmp_path)
     assert (row["schedule"], row["ratio"]) == ({"point": "found"}, 2.0)
-    assert row["decisions"]["model's first"]["settle"] == "late"
+    assert row["decisions"]["model's first"]["consumer_order"] == "SsMELOPVv"
 
 
 def test_interpreter_agreement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -139,9 +139,10 @@ def test_drawn_pipelines_that_are_accepted_are_bad_in_no_interleaving(term: Prog
 
 def test_protocols_that_are_accepted_after_an_edit_are_not_found_faulty() -> None:
     """One edit of each protocol by hand; a part of them, at a soak all."""
-    terms = [(p.name, name, q) for p in some(by_hand(), 7) for name, q in edits_of(p)]
+    terms = [(p.name, *edit) for p in some(by_hand(), 7) for edit in edits_of(p)]
     seen: Counter[str] = Counter()
-    for who, name, term in some(terms, 5):
+    for who, name, make in some(terms, 5):
+        term = make()
         word = ruling(term).word
         seen[word] += 1
         if word == "accepted":
@@ -179,7 +180,8 @@ def test_terms_of_machines_that_are_accepted_after_an_edit(name: str) -> None:
     assert ruling(term).accepted
     seen: Counter[str] = Counter()
     accepted = []
-    for label, other in some(edits_of(term), 4):
+    for label, make in some(edits_of(term), 4):
+        other = make()
         word = ruling(other).word
         seen[word] += 1
         accepted += [(label, other)] * (word == "accepted")

@@ -23,7 +23,7 @@ from tests.family_mutants import mutants as of_families
 from tests.hopper_terms import dos, rewritten, term
 from tests.meaning_mutants import drawn, mutants
 from tests.sample import draws, some
-from tinygpu.checker.held import Cells
+from tinygpu.checker.elements import FilledCells
 from tinygpu.checker.make import certified
 from tinygpu.checker.provenance import Provenance
 from tinygpu.checker.sums import _Sums, computed
@@ -226,7 +226,7 @@ def test_a_cell_holds_one_element() -> None:
         return (do, shifted(do, 0, 64)) if of(do) == "a" else do
 
     program = dos(term("plain"), "cp.async.bulk.tensor", again)
-    needed(program, Cells, "agrees", lambda *_: True, "not certified")
+    needed(program, FilledCells, "agrees", lambda *_: True, "not certified")
 
 
 def test_registers_are_written_always_or_not_at_all() -> None:

@@ -20,7 +20,7 @@ from tests import fleet_jobs
 from tests.fake_gpu import Card, CupyArray, Gpu, Nothing
 from tests.sample import some
 from tests.test_bad_input import complaint
-from tests.test_dispatch import FIXED, OPEN, SMALL, Here, done, few, manifest, tinygpu
+from tests.test_dispatch import SIMT, SMALL, Here, done, few, manifest, tinygpu
 from tinygpu.codegen.run import build, measure
 from tinygpu.codegen.run.build import Built
 from tinygpu.codegen.runtime import driver
@@ -29,7 +29,6 @@ from tinygpu.devices.device import load_device
 from tinygpu.errors import AssemblyError, LaunchError, OperationError, TinyGpuError
 from tinygpu.machines import MACHINES
 from tinygpu.machines.hopper import STARTS, Hopper
-from tinygpu.machines.simt import Simt
 from tinygpu.search.time.cost import cost
 from tinygpu.search.tuning import dispatching
 from tinygpu.search.tuning.dispatching import Fleet, timed_at
@@ -143,7 +142,7 @@ class Gpus(Here):
 
     def one(self, do: Callable[..., Any], job: Any) -> Any:
         try:
-            return do(job)
+            return super().one(do, job)
         except LaunchError as error:
             return error
 
@@ -151,7 +150,7 @@ class Gpus(Here):
 @pytest.fixture
 def pretended(card: Card, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     card.measuring(worker=Pretended)
-    monkeypatch.setitem(MACHINES, "simt", few(Simt, {**FIXED, **OPEN}))
+    monkeypatch.setitem(MACHINES, "simt", SIMT)
     monkeypatch.setattr(driver, "devices", lambda: 1)
     monkeypatch.setattr(dispatching, "Fleet", Gpus)
     monkeypatch.setattr(dispatching, "_crew", None)

@@ -392,7 +392,7 @@ def test_a_grid_that_waits_for_memory_says_so() -> None:
 
 
 def test_attention_is_explained_by_its_own_decisions() -> None:
-    """Without skew the exponentials are exposed: that decision is what its waits would change."""
+    """Without overlap the exponentials are exposed: another order is what would change that."""
     machine = MACHINES["attention"]
     problem = Problem.of(attention(), l=1, h=33, g=1, m=512, n=512, d=128, e=128)
     late = Schedule.of(machine, STARTS["fa2"])
@@ -401,12 +401,13 @@ def test_attention_is_explained_by_its_own_decisions() -> None:
     assert {name for name, _ in why.parts} >= {"tensor", "sfu", "fma", "smem", "latency"}
     path = next(one for one in why.causes if one.name == "exposed path")
     assert path.saves_seconds > 0
-    assert "skew" in {change.decision for change in why.gains}
-    assert {"rescale", "turns"} <= {*why.idle, *why.stuck, *(g.decision for g in why.gains)}
+    assert "consumer_order" in {change.decision for change in why.gains}
+    assert {"queries", "turns"} <= {*why.idle, *why.stuck, *(g.decision for g in why.gains)}
     assert "exposed path" in str(why)
-    flown = Schedule.of(machine, {**STARTS["fa2"], "skew": 1})
+    flown = Schedule.of(machine, {**STARTS["fa2"], "consumer_order": "SVsMELvOP"})
     both = compare(late, flown, machine, problem, H200, outlined)
-    assert [step.changes for step in both.steps] == [(("skew", 0, 1),)]
+    changed = ("consumer_order", "SsMELOPVv", "SVsMELvOP")
+    assert [step.changes for step in both.steps] == [(changed,)]
     assert both.b.seconds - both.a.seconds == pytest.approx(both.steps[0].seconds)
 
 

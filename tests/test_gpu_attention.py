@@ -150,21 +150,22 @@ def test_a_sliding_window_is_right(point: str, window: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("depth", "tile_n", "skew", "turns"),
-    [(192, 112, 1, "named"), (192, 128, 0, "none"), (256, 80, 1, "none"), (256, 80, 0, "none"),
-     (256, 64, 1, "named")],
+    ("depth", "tile_n", "order", "turns"),
+    [(192, 112, "SVsMELvOP", "named"), (192, 128, "SsMELOPVv", "none"),
+     (256, 80, "SVsMELvOP", "none"), (256, 80, "SsMELOPVv", "none"),
+     (256, 64, "SVsMELvOP", "named")],
 )  # fmt: skip
-def test_wide_heads_are_right(depth: int, tile_n: int, skew: int, turns: str) -> None:
+def test_wide_heads_are_right(depth: int, tile_n: int, order: str, turns: str) -> None:
     """Blocks of few keys, and of as many dimensions as a product of warpgroups has columns."""
     torch = pytest.importorskip("torch")
-    values = {**STARTS["fa2"], "depth": depth, "tile_n": tile_n, "skew": skew, "turns": turns,
-              "stages_k": 1, "stages_v": 1}  # fmt: skip
+    values = {**STARTS["fa2"], "depth": depth, "tile_n": tile_n, "turns": turns,
+              "consumer_order": order, "stages_k": 1, "stages_v": 1}  # fmt: skip
     for causal in (False, True):
         operation = attention(mask="causal" if causal else "none", lse=True)
         program = Schedule.of(MACHINES["attention"], values).program(
             MACHINES["attention"], operation
         )
-        short = f"{depth}_{tile_n}_{skew}_{turns}_{causal}"
+        short = f"{depth}_{tile_n}_{order}_{turns}_{causal}"
         op = Kernel(program, arch="sm_90a").torch_op(f"tinygpu_test::wide_{short}")
         for case in (c for c in CASES if CASES[c][-1] == causal):
             for d in (depth, depth - 24):

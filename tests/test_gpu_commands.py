@@ -120,7 +120,9 @@ def test_every_operation(asked: tuple[object, ...], site: Path, tmp_path: Path) 
 def test_a_machine_of_ones_own(site: Path, tmp_path: Path) -> None:
     machine = ["--machine", f"{ROOT / 'examples' / 'first_machine.py'}:Axpb"]
     effort = ["--measure", "--budget", 2, "--top", 3, "--out", "found"]
-    done = tinygpu(site, tmp_path, "search", "elementwise", "a*x + b", "-i", 4096, *machine, *effort)
+    done = tinygpu(
+        site, tmp_path, "search", "elementwise", "a*x + b", "-i", 4096, *machine, *effort
+    )
     assert done.returncode == 0, done.stderr
     again = tinygpu(site, tmp_path, "run", "found/01.json", "--json", *machine)
     assert json.loads(again.stdout)["right"]

@@ -51,7 +51,7 @@ EDGES = {
     "exact": {"term", "legality", "space", "time"},
     "search": {"devices", "isa", "term", "space", "time", "exact"},
     "explain": {"devices", "isa", "term", "legality", "space", "time", "exact"},
-    "strategies": {"isa", "term", "time", "space", "search"},
+    "strategies": {"isa", "term", "time", "space", "exact", "search"},
     "kernel": {"term", "runtime"},
     "rules": {"devices", "isa", "term", "kernel"},
     "codegen": {"devices", "term", "legality", "kernel", "rules"},

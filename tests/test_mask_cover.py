@@ -159,11 +159,11 @@ def test_named_points_are_proved(mask: str, start: str) -> None:
 
 
 @pytest.mark.parametrize("mask", ["none", "causal"])
-@pytest.mark.parametrize("skew", [0, 1])
+@pytest.mark.parametrize("order", ["SsMELOPVv", "SVsMELvOP"])
 @pytest.mark.parametrize("tile_n", [64, 80, 112, 176])
 @pytest.mark.parametrize("consumers", [1, 2, 3])
-def test_other_blocks_are_proved(mask: str, skew: int, tile_n: int, consumers: int) -> None:
-    program = term(mask, consumers=consumers, tile_n=tile_n, skew=skew, **FIRST)
+def test_other_blocks_are_proved(mask: str, order: str, tile_n: int, consumers: int) -> None:
+    program = term(mask, consumers=consumers, tile_n=tile_n, consumer_order=order, **FIRST)
     begun = time.perf_counter()
     assert mask_cover(program)
     assert time.perf_counter() - begun < 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,10 +12,10 @@ from tinygpu.devices.device import load_device
 from tinygpu.machines import MACHINES
 from tinygpu.machines.attention import STARTS
 from tinygpu.machines.simt import LADDER, Simt
-from tinygpu.search.exact import branch
+from tinygpu.search.exact import best, branch
 from tinygpu.search.exact.best import rank
 from tinygpu.search.exact.branch import Search
-from tinygpu.search.exact.parts import climb_in_parts, parts_of
+from tinygpu.search.exact.parts import PartResult, climb_in_parts, parts_of
 from tinygpu.space.space import Space
 from tinygpu.term.operation import Problem, attention, matmul
 
@@ -40,17 +41,18 @@ def test_parts_are_disjoint_and_cover_the_space() -> None:
 
 
 def test_a_part_has_all_values_of_a_decision() -> None:
-    """What a deadline leaves out is not all of one value."""
+    """What a deadline leaves out is not all of one value; of orders there are more than choices."""
     whole = Space(MACHINES["attention"], ATTENTION, load_device("h200"))
     for part in parts_of(whole):
-        for name in whole.structural:
+        for name in {*whole.structural} - {*whole.orders}:
             assert {structure[name] for structure in part} == set(whole.worth[name])
 
 
 def test_a_climb_goes_to_structural_choices_of_other_parts() -> None:
     """It may draw from a poor choice only, and ends at the best all the same."""
     fixed = {
-        **STARTS["fa3 without turns"], "skew": (0, 1), "rescale": ("after", "before"),
+        **STARTS["fa3 without turns"],
+        "consumer_order": ("SsMELOPVv", "SVsMELvOP", "SVsMvELOP", "SOVsMvELP"),
         "stages_k": (1, 2), "tile_n": (96, 128), "epilogue": ("direct", "tma"),
     }  # fmt: skip
     whole = Space(MACHINES["attention"], ATTENTION, load_device("h200"), fixed=fixed)
@@ -95,3 +97,31 @@ def test_after_a_deadline_nothing_is_begun() -> None:
     found = climb_in_parts(space(), 5, (), float("inf"), lambda *at: done.append(at), over)
     assert not found.entries
     assert done[-1] == (len(parts_of(space())),) * 2
+
+
+def test_all_are_followed_by_several_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The proven best three of orders and tiles, as one process finds them."""
+    fixed = {
+        **STARTS["fa3 without turns"], "tile_n": (96, 128),
+        "consumer_order": ("SsMELOPVv", "SVsMELvOP", "SVsMvELOP", "SOVsMvELP"),
+    }  # fmt: skip
+    whole = Space(MACHINES["attention"], ATTENTION, load_device("h200"), fixed=fixed)
+    monkeypatch.setattr(best, "cores", lambda: 1)
+    alone = rank(whole, 3)
+    asked: list[bool] = []
+
+    def shared(*given: Any, **options: Any) -> PartResult:
+        asked.append(options["exact"])
+        return climb_in_parts(*given, **options)
+
+    monkeypatch.setattr(best, "cores", lambda: 2)
+    monkeypatch.setattr(best, "climb_in_parts", shared)
+    monkeypatch.setattr(branch, "_SHARED", 1)
+    found = rank(whole, 3)
+    assert asked == [True]
+    assert alone.proven
+    assert found.proven
+    assert found.admissible == alone.admissible == whole.count()
+    assert [(one.seconds, one.schedule) for one in found.best] == [
+        (one.seconds, one.schedule) for one in alone.best
+    ]

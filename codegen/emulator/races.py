@@ -26,6 +26,8 @@ from .scopes import CLUSTER, GPU, WEAK, Semantics, transfer
 
 __all__ = ["check", "check_map", "fence_map", "unknown"]
 
+_LATEST = int(np.iinfo(np.int32).max)
+
 
 def _equal_values(index: Array, values: Array, held: Array, *, at_once: bool) -> bool:
     """Whether stores that meet have the values that are there, or (at once) the same."""
@@ -206,7 +208,7 @@ def _all_known(
     run: Run, held: Accesses, what: str, places: Array, rows: Array, by: int
 ) -> bool:  # fmt: skip
     """Whether each row knows so much of all agents that it knows the last accesses, mostly so."""
-    clocks, floor = run.clocks, np.full(1, np.iinfo(np.int32).max)
+    clocks, floor = run.clocks, np.full(1, _LATEST)
     flat, at = clocks.clocks.reshape(len(clocks.clocks), -1, clocks.agents), rows[:, 0]
     few = len(at) < flat.shape[1]
     if held.grid is not None or (few and what != "read"):  # where to look is as much work

@@ -48,14 +48,14 @@ WARP, WARPGROUP = 32, 128
 class Group:
     """Threads that stand at one instruction: their sorted numbers, and how registers index them."""
 
-    __slots__ = ("_agents", "_units", "_warps", "index", "size", "threads")
+    __slots__ = ("_agents", "_units", "_warp_numbers", "index", "size", "threads")
 
     def __init__(self, threads: Array) -> None:
         self.threads = threads
         self.size = len(threads)
         first, last = int(threads[0]), int(threads[-1])
         self.index: Any = slice(first, last + 1) if last - first + 1 == self.size else threads
-        self._warps = 0
+        self._warp_numbers: Array | None = None
         self._units: dict[int, Array] = {}
         self._agents: tuple[Array, Array] | None = None
 
@@ -75,17 +75,17 @@ class Group:
     @property
     def warps(self) -> int:
         """How many warps it has a thread of."""
-        if not self._warps:
-            self._warps = len(self.warp_numbers)
-        return self._warps
+        return len(self.warp_numbers)
 
     @property
     def warp_numbers(self) -> Array:
         """The warps that it has a thread of."""
-        warps = self.threads // WARP
-        keep = np.ones(self.size, bool)
-        keep[1:] = warps[1:] != warps[:-1]
-        return warps[keep]
+        if self._warp_numbers is None:
+            warps = self.threads // WARP
+            keep = np.ones(self.size, bool)
+            keep[1:] = warps[1:] != warps[:-1]
+            self._warp_numbers = warps[keep]
+        return self._warp_numbers
 
     def where(self, mask: Array) -> Group:
         """Return the part where the mask holds, which must not be empty."""

@@ -208,7 +208,10 @@ def multicast(run: Run, cta: int, mask: int) -> list[int]:
 
 def hold(run: Run, group: Group, flat: Array, width: int, channel: int, does: str) -> None:
     """Let a channel read bytes at ``flat`` from here on, for a group, by the asynchronous proxy."""
-    at = np.unique(run.inside.places(flat.reshape(-1), width)) * run.inside.width
+    places = run.inside.places(flat.reshape(-1), width)
+    held = np.zeros(int(places.max(initial=-1)) + 1, bool)  # faster than to sort them
+    held[places.reshape(-1)] = True
+    at = np.flatnonzero(held) * run.inside.width
     races.check(
         run, group, Part(None, at, run.shared), run.inside.width, writes=False, by=PROXIED,
         channels=channel, does=does, every=True,

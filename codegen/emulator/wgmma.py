@@ -123,12 +123,13 @@ def _uniform(run: Run, group: Group, source: Source) -> int:
 
 def watch(run: Run, group: Group, registers: tuple[int, ...]) -> None:
     """Report an ordinary instruction that touches registers that a product or a load owns."""
-    for warp in group.warp_numbers.tolist():
+    warps = group.warp_numbers.tolist()
+    for warp in warps if run.loading else ():
         filled = run.loading.get(warp, {})
         for register in filled.keys() & set(registers):
             message = "uses a register of a tcgen05.ld that no tcgen05.wait::ld covers"
             run.find("register", message, other=filled[register], who=warp * WARP)
-    for number in np.unique(group.threads // WARPGROUP).tolist():
+    for number in dict.fromkeys(warp * WARP // WARPGROUP for warp in warps) if run.used else ():
         if number not in run.used:
             continue
         run.used[number].update(dict.fromkeys(registers, run.pc))

@@ -102,12 +102,13 @@ def rank(
         )
     if k < 1:
         raise ScheduleError(f"rank: the best {k}; ask for 1 or more")
-    large = space.raw >= _LARGE or len(space.structures()) >= _MANY
+    choices = math.prod(len(space.values[name]) for name in space.structural)
+    large = space.raw >= _LARGE or choices >= _MANY
     search = Search(space, k, spread, below)
     found: PartResult | None = None
-    if not exact and large and cores() > 1:
+    if cores() > 1 and (search.follows_all() if exact and until.open else large and not exact):
         with suppress(UnshareableError):  # one process can search it all
-            found = climb_in_parts(space, k, spread, below, progress, until, share)
+            found = climb_in_parts(space, k, spread, below, progress, until, share, exact=exact)
     if found is None:
         if until.open:
             require(space)

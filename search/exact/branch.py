@@ -38,6 +38,8 @@ _FEW = 1024
 _PATIENCE = 1_000_000
 _FOLLOWED = 400
 """Schedules up to which a space is searched whole, though each is followed singly."""
+_SHARED = 100
+"""Schedules from which on two processes follow them sooner than one, in spite of their start."""
 _DRAWING_SHARE = 0.4
 """Of a deadline, what is for building batches and drawing from them."""
 _DRAWN, _STARTS, _STARTS_OF_A_PART = 24, 5, 2
@@ -94,7 +96,11 @@ class Search:
             many = not exact or space.count() > _FOLLOWED
             drawing = until if until.open else until.sooner(_DRAWING_SHARE * until.left())
             began = until.clock()
-            for structure in space.structures() if structures is None else structures:
+            starts = _STARTS if structures is None else _STARTS_OF_A_PART
+            every = structures is None
+            if structures is None:
+                structures = space.drawn() if many else space.structures()
+            for structure in structures:
                 scorer = self.every.of(structure)
                 if scorer is not None:
                     admissible += scorer.batch.count
@@ -110,13 +116,14 @@ class Search:
                 began += took
             least = sorted(drawn.values(), key=lambda one: one[0])[:_DRAWN]
             climb = Climb(self.every, found.add, until)
-            starts = _STARTS if structures is None else _STARTS_OF_A_PART
             climb.from_the_fastest([place for _, place in least], starts)
             self.climbed = climb.followed
             self.scored += self.climbed
             self.scorers = sorted(promises, key=lambda scorer: promises[scorer])
             began = until.clock()
-            for done, scorer in enumerate(self.scorers[: _CLIMBS if exact else None], 1):
+            whole = exact and any(scorer.dear for scorer in self.scorers)  # each is followed anyway
+            climbs = 0 if whole else _CLIMBS if exact else None
+            for done, scorer in enumerate(self.scorers[:climbs], 1):
                 scored, ends = _climb(scorer, found, rng)
                 self.scored += scored
                 if exact:
@@ -127,7 +134,15 @@ class Search:
                     break
                 began += took
         self.every.forget()
-        return admissible
+        return space.count() if every and exact else admissible
+
+    def follows_all(self) -> bool:
+        """Whether it follows the steps of so many schedules that other processes are worth it."""
+        space = self.space
+        if not _SHARED <= space.count() <= _FOLLOWED:
+            return False
+        scorer = self.every.of(space.batches()[0].structure)
+        return scorer is not None and scorer.dear
 
     def pairs(self, schedule: Schedule) -> int:
         """Climb by pairs of changes from a schedule, if its steps are followed one by one.

@@ -75,7 +75,9 @@ def _climb(task: PartTask, number: int, send: Callable[[Any], None]) -> None:
             if turn and until.passed():  # of each process at least one is climbed in
                 send(PartResult([], 0, 0))
                 continue
-            admissible = search.start(exact=False, until=until, structures=structures)
+            admissible = search.start(exact=task.exact, until=until, structures=structures)
+            if task.exact:
+                search.finish()
             send(PartResult(search.entries(), admissible, search.scored))
     except Exception as error:  # as above
         send(Failed(told(error), loading))

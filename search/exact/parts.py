@@ -8,6 +8,8 @@ parts, one part after another, so that what is found does not depend on how many
     this process: start one, send all parts  ->  ``python -m tinygpu.search.exact.part SOCKET``
     take each part's result                  <-  PartResult, part after part, of its copies
 
+An exact search where the steps of each schedule are followed goes the same way, in all batches.
+
 Source: fork(2); ``process.py`` for what the processes share.
 """
 
@@ -49,7 +51,7 @@ class PartTask:
     """What is climbed in: a Space's arguments, and the structural choices of each part.
 
     ``processes`` take the parts in turn.  ``end``: when nothing more is begun (infinite: never), by
-    the clock that all processes have.
+    the clock that all processes have.  ``exact``: every part is searched whole.
     """
 
     machine: Any
@@ -62,16 +64,23 @@ class PartTask:
     below: float
     end: float
     processes: int
+    exact: bool = False
 
 
 def parts_of(space: Space) -> tuple[tuple[Structure, ...], ...]:
     """Return the structural choices of each part, always the same ones."""
     worth = space.worth
-    every = [one for one in space.structures() if all(one[name] in worth[name] for name in one)]
+    every = [one for one in space.drawn() if all(one[name] in worth[name] for name in one)]
     first = {name: space.values[name][0] for name in space.structural}
     dealt = [every[i] for i in np.random.default_rng(0).permutation(len(every))]
     dealt.sort(key=lambda one: sum(value != first[name] for name, value in one.items()))
     return tuple(tuple(dealt[i::_PARTS]) for i in range(min(_PARTS, len(dealt))))
+
+
+def batches_of(space: Space) -> tuple[tuple[Structure, ...], ...]:
+    """Return the structural choices of each part, all that have admissible schedules."""
+    every = [batch.structure for batch in space.batches()]
+    return tuple(tuple(every[i::_PARTS]) for i in range(min(_PARTS, len(every))))
 
 
 def climb_in_parts(
@@ -82,21 +91,24 @@ def climb_in_parts(
     progress: Progress | None,
     until: Deadline,
     share: float = 1.0,
+    *,
+    exact: bool = False,
 ) -> PartResult:
-    """Climb in all parts at once, by a share of the cores.
+    """Climb in all parts at once, by a share of the cores; ``exact``: search each of them whole.
 
     Raises UnshareableError if there is one part, or no other process can be told of this machine,
     and whatever goes wrong in a process.
     """
-    parts = parts_of(space)
+    parts = batches_of(space) if exact else parts_of(space)
     if len(parts) < 2 or not hasattr(os, "fork"):
         raise UnshareableError
     many = min(max(1, int(cores() * share)), len(parts), _PROCESSES)
     entries, admissible, scored = [], 0, 0
     end = inf if until.open else monotonic() + until.left()
     task = PartTask(
-        space.machine, space.problem, space.device, space.fixed, parts, k, spread, below, end, many
-    )
+        space.machine, space.problem, space.device, space.fixed, parts, k, spread, below, end, many,
+        exact,
+    )  # fmt: skip
     with started(task, "tinygpu.search.exact.part") as pipe:
         for done in range(1, len(parts) + 1):
             match pipe.recv():

@@ -117,12 +117,11 @@ def _changed(every: Scorers, at: Place, number: int) -> Iterator[Place]:
     """Yield places with other values of a decision, legal or not."""
     scorer, point = at
     structure = scorer.batch.structure
-    names = tuple(structure)
+    names, worth = tuple(structure), every.space.worth
     if number < len(names):
         name = names[number]
-        for value in every.space.worth[name]:
-            other = every.of({**structure, name: value}) if value != structure[name] else None
-            if other is not None:
+        for value in every.space.beside(name, structure[name], worth[name]):
+            if (other := every.of({**structure, name: value})) is not None:
                 yield other, point
         return
     axis = number - len(names)

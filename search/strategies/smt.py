@@ -12,7 +12,8 @@ one after the other.  *Not* modelled: power, DRAM, L2's rate, clusters and multi
 epilogue, registers beyond what the laws say, the last wave's overlap.  So its tile is the best of a
 loop and not of a kernel; the time model (``search/time/cost.py``) ranks kernels.  Machines of
 the package have an order and roles of their own; of what z3 chose a schedule takes the tile, stages
-and distances.
+and distances.  Where the order of a loop's body is a decision (attention), z3 ranks orders with
+tiles and rings by the time model itself (``search/exact/orders_smt.py``).
 
 Source: B. Rau, "Iterative Modulo Scheduling", 1994; R. Soi et al., "Optimal Software Pipelining and
 Warp Specialization for Tensor Core GPUs" (Twill), 2025.
@@ -29,6 +30,7 @@ import numpy as np
 
 from tinygpu.isa.instructions import INSTRUCTIONS
 from tinygpu.isa.memory import DTYPES
+from tinygpu.search.exact.orders_smt import fastest
 from tinygpu.search.strategies.uniform import model
 from tinygpu.search.strategies.walk import Domain, Steps
 from tinygpu.search.time.rates import fill_rate, mbarrier_latency, tma_latency
@@ -37,7 +39,7 @@ from tinygpu.space.space import Space
 from tinygpu.term.machine import Value
 from tinygpu.term.schedule import Schedule
 
-__all__ = ["FIXED", "pipeline", "smt"]
+__all__ = ["FIXED", "chosen", "pipeline", "smt"]
 
 _ISSUE = 8  # a guess: cycles for which a role issues a load, a wait or an arrival
 FIXED: Mapping[str, Mapping[str, Any]] = {
@@ -100,6 +102,16 @@ def pipeline(space: Space) -> tuple[Pipeline, Schedule] | None:
         wanted["in_flight"] = min(2, found.distance(product, "wait group"))
     same = legal[found.variant.decisions]
     return found, min(same, key=lambda one: sum(abs(int(one[n]) - v) for n, v in wanted.items()))
+
+
+def chosen(space: Space) -> Schedule | None:
+    """Return what z3 chose of a space: the loop of a matmul, or the fastest order of a loop."""
+    found: Schedule | None = None
+    if one := pipeline(space):
+        found = one[1]
+    elif other := fastest(space):
+        found = other[0]
+    return found
 
 
 def _loop(space: Space, product: str) -> tuple[Any, Any, Any]:

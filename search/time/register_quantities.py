@@ -96,6 +96,8 @@ def _equal(text: Any, word: str) -> Any:
 
 def piece(amount: Any, low: Any, high: Any) -> Any:
     """Return the part of an amount between two bends."""
+    if isinstance(amount, int | float):  # of one schedule: much faster than NumPy's
+        return min(max(amount - low, 0), high - low)
     return np.minimum(np.maximum(amount - low, 0), high - low)
 
 

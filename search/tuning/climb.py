@@ -287,9 +287,9 @@ class _Climb:
 
     def pipelined(self) -> list[Schedule]:
         """Return the schedules whose loop a solver chose."""
-        from tinygpu.search.strategies.smt import pipeline
+        from tinygpu.search.strategies.smt import chosen
 
-        found = [one[1] for space in self.spaces.values() if (one := pipeline(space))]
+        found = [one for space in self.spaces.values() if (one := chosen(space))]
         self.predict(found)
         return found
 

@@ -15,7 +15,8 @@ class Ruling:
     """The result of a check.
 
     ``line``: why it is not accepted, or what a meaning is; a refusal names the rule, the agent, the
-    statement and the node.  ``nodes``: invariants checked.  ``believed``: instructions that are the user's own.
+    statement and the node.  ``nodes``: invariants checked.  ``believed``: instructions that are the
+    user's own.
     """
 
     word: Word

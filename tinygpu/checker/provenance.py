@@ -1,7 +1,7 @@
 """Where what a term moves comes from: a walk over its statements, by provenance.
 
 Whatever a ring holds at an index, its cells hold elements of operands, of sums, or an expression
-of such (``held.py``).  Writes say what is held, all of one index the same; reads find it, since
+of such (``elements.py``).  Writes say what is held, all of one index the same; reads find it, since
 order's rule V says that a read of an index finds in its cells what was written there at that index.
 Nothing here is about when.  Registers that no step moves may be written anew: they hold what their
 part of the body wrote last.
@@ -25,10 +25,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tinygpu.checker.held import (
-    Cells,
+from tinygpu.checker.elements import (
+    Elements,
+    FilledCells,
     Form,
-    Held,
     Places,
     along,
     first_along,
@@ -51,12 +51,6 @@ Key = tuple[int, int]
 """A ring and a residue of its index."""
 STEP, STEPS, _BLOCK = "s", "S", "J"
 """The step, the number of steps, and the block of a ring that an index names."""
-_MOVES = frozenset({
-    "ld.global", "st.global", "red.global", "ld.shared", "st.shared", "ldmatrix", "stmatrix",
-    "cp.async", "cp.async.bulk.tensor", "cp.async.bulk.tensor.global", "tcgen05.ld", "tcgen05.cp",
-    "cvt", "mov",
-})  # fmt: skip
-_COMPUTES = frozenset({"fma", "alu", "mufu"})
 
 
 class _UnknownError(Exception):
@@ -86,8 +80,8 @@ class Provenance:
         self.operands = {o.name: o for o in self.op.inputs}
         self.outputs = {o.name: (o, epilogue) for o, epilogue in self.op.results}
         self.reduced = {axis for r in self.op.reductions for axis in r.over}
-        self.known: dict[Key, Cells] = {}
-        self.local: dict[Key, list[Cells]] = {}
+        self.known: dict[Key, FilledCells] = {}
+        self.local: dict[Key, list[FilledCells]] = {}
         self.open: set[Key] = set()
         self.products: dict[tuple[int, Key], Product] = {}
         self.begins: dict[int, tuple[Key, int]] = {}
@@ -266,7 +260,7 @@ class Provenance:
         if do.instruction.meaning is not None or do.instruction.lower is not None:
             uncertified(f"{action}: the user's own")
         whole = self.threads(action, do)
-        ctas = 2 if do.multicast and _adds(do) else 1
+        ctas = 2 if do.multicast and is_product(action) else 1
         references = list(action.references)
         operands: list[tuple[Any, list[Reference]]] = []
         for source in do.reads:
@@ -277,7 +271,7 @@ class Provenance:
                     uncertified(f"{action}: {source.buffer.name} is read by no thread")
             operands.append((source, own))
         writes = references
-        product = _adds(do) and all(own for _, own in operands)
+        product = is_product(action) and all(own for _, own in operands)
         if product and self.multiplied(action, do, operands, writes):
             return
         pieces = [self.read(action, do, source, own) for source, own in operands]
@@ -298,22 +292,22 @@ class Provenance:
 
     def tree(self, action: Action, do: Do, given: list[Expression]) -> Expression:
         """Return what a statement makes of what it reads."""
-        how = do.instruction
-        if how.name in _MOVES and len(given) == 1 and not how.variants:
+        assert action.entry is not None
+        if action.entry.makes == "moved" and len(given) == 1:
             return given[0]
-        if how.name in _COMPUTES:
-            return Apply(do.variant or how.name, tuple(given))
-        return uncertified(f"{action}: {how.name}")
+        if action.entry.makes == "applied":
+            return Apply(do.variant or do.instruction.name, tuple(given))
+        return uncertified(f"{action}: what {do.instruction.name} makes")
 
-    def read(self, action: Action, do: Do, source: Any, own: list[Reference]) -> Held:
+    def read(self, action: Action, do: Do, source: Any, own: list[Reference]) -> Elements:
         """Return what a statement reads, by mode."""
         match source:
             case Immediate(number):
-                return Held(Constant(float(number)), {}, {})
+                return Elements(Constant(float(number)), {}, {})
             case Scalar(name, size):
                 if size or name not in self.op.scalars:
                     uncertified(f"{action}: {name} is no scalar")
-                return Held(Value(name), {}, {})
+                return Elements(Value(name), {}, {})
         if not own:
             return self.loaded(action, do, source)
         (one,) = own
@@ -330,7 +324,7 @@ class Provenance:
         named: dict[str, Form] = {"loop": ((STEP, 1),), "tail": ((STEPS, 1),)}
         return held.changed(_BLOCK, named.get(action.part, ()), ahead)
 
-    def loaded(self, action: Action, do: Do, source: Access) -> Held:
+    def loaded(self, action: Action, do: Do, source: Access) -> Elements:
         """Return elements of an operand; outside of its array there are zeros."""
         name = source.buffer.name
         operand = self.operands.get(name)
@@ -344,9 +338,9 @@ class Provenance:
             if any(lines[d] and a in self.reduced for d, a in enumerate(operand.axes)):
                 refuse(f"outside: {action}: lines of a reduced axis that are not loaded")
         at, forms = self.places(action, do, source)
-        return Held(Value(name), {name: tuple(forms)}, {name: at})
+        return Elements(Value(name), {name: tuple(forms)}, {name: at})
 
-    def write(self, action: Action, do: Do, one: Reference, piece: Held) -> None:
+    def write(self, action: Action, do: Do, one: Reference, piece: Elements) -> None:
         """Note what a ring holds."""
         key, ahead = self.key(action, one)
         ring = one.ring
@@ -372,25 +366,25 @@ class Provenance:
             cells.filled[thread, cell] = False
         alike = next((cells for cells in every if cells.held.alike(piece)), None)
         if alike is None:
-            alike = Cells(piece, (int(action.actor.role.threads), ring.cells))
+            alike = FilledCells(piece, (int(action.actor.role.threads), ring.cells))
             every.append(alike)
         if not alike.put(piece, thread, cell):
             uncertified(f"{action}: one register gets several elements")
 
-    def hold(self, action: Action, one: Reference, key: Key, piece: Held, *at: Places) -> None:
+    def hold(self, action: Action, one: Reference, key: Key, piece: Elements, *at: Places) -> None:
         """Note what a ring holds at an index; all that is written there is the same."""
         do, ring = action.statement, one.ring
         assert isinstance(do, Do)
         private = ring.buffer.level == "registers"
         if key not in self.known:
             shape = (int(action.actor.role.threads) if private else 1, ring.cells)
-            self.known[key] = Cells(piece, shape)
+            self.known[key] = FilledCells(piece, shape)
         thread, cell = at or self.cells(action, do, do.write)
         if not self.known[key].put(piece, thread, cell):
             held = self.known[key].held
             uncertified(f"{action}: {ring.name} holds {held} at this index, not {piece} alone")
 
-    def prologue(self, action: Action, do: Do, key: Key, ahead: int, piece: Held) -> None:
+    def prologue(self, action: Action, do: Do, key: Key, ahead: int, piece: Elements) -> None:
         """Ask that what is written before the loop is what the loop's writes say of its block."""
         if key not in self.known:
             raise _UnknownError("no step writes this")
@@ -436,7 +430,7 @@ class Provenance:
         ]
         return all(done)
 
-    def multiply(self, action: Action, do: Do, x: Held, y: Held, to: Reference) -> bool:
+    def multiply(self, action: Action, do: Do, x: Elements, y: Elements, to: Reference) -> bool:
         """Note what a product adds to sums; say whether it is a product of a reduction."""
         assert action.entry is not None
         key = self.key(action, to)[0]
@@ -472,7 +466,7 @@ class Provenance:
             name = f"{name}@{to.ring.cta[self.shared]}"
         if {*forms} != {*axes}:
             uncertified(f"{action}: sums of {' '.join(forms)}")
-        piece = Held(
+        piece = Elements(
             Value(name), {name: tuple(forms[a] for a in axes)}, {name: [at[a] for a in axes]}
         )
         self.hold(action, to, key, piece, thread, cell)
@@ -481,7 +475,7 @@ class Provenance:
         )
         return True
 
-    def reduction(self, x: Held, y: Held) -> tuple[Reduction, Operand, Operand] | None:
+    def reduction(self, x: Elements, y: Elements) -> tuple[Reduction, Operand, Operand] | None:
         """Return the reduction whose factors these are, and their operands."""
         for r in self.op.reductions:
             if r.operator == "add" and len(r.over) == 1 and len(r.factors) == 2:
@@ -493,7 +487,7 @@ class Provenance:
         return None
 
     def contracted(
-        self, action: Action, axis: str, x: tuple[Held, Operand], y: tuple[Held, Operand],
+        self, action: Action, axis: str, x: tuple[Elements, Operand], y: tuple[Elements, Operand],
         moved: NDArray[np.bool_], extents: tuple[int, ...],
     ) -> tuple[Form, Places]:  # fmt: skip
         """Return the reduced coordinates that a product adds to each of its sums.
@@ -522,7 +516,7 @@ class Provenance:
 
     # Stores.
 
-    def store(self, action: Action, do: Do, piece: Held) -> None:
+    def store(self, action: Action, do: Do, piece: Elements) -> None:
         """Ask that what is stored is the epilogue of its place."""
         name = do.write.buffer.name
         if name not in self.outputs:
@@ -565,13 +559,10 @@ class Provenance:
 
 def is_product(action: Action) -> bool:
     """Say whether a statement may add products to what it writes."""
-    return isinstance(action.statement, Do) and _adds(action.statement)
-
-
-def _adds(do: Do) -> bool:
-    """Say whether a statement may add products to what it writes."""
-    how = do.instruction.name
-    if how in _COMPUTES and do.variant == "add":
+    do, entry = action.statement, action.entry
+    if not isinstance(do, Do) or entry is None:
+        return False
+    if entry.makes == "applied" and do.variant == "add":
         return do.write in do.reads
-    named = how in ("wgmma", "mma.sync", "tcgen05.mma") or (how == "fma" and do.variant == "fma")
+    named = entry.makes == "products" or (entry.makes == "applied" and do.variant == "fma")
     return named and len(do.reads) == 3 and do.reads[2] == do.write

@@ -30,7 +30,7 @@ from math import prod
 
 import numpy as np
 
-from tinygpu.checker.held import Form, line
+from tinygpu.checker.elements import Form, line
 from tinygpu.checker.outcome import RefusedError, Ruling, UncertifiedError, refuse, uncertified
 from tinygpu.checker.protocol import Action, Protocol
 from tinygpu.checker.provenance import STEP, STEPS, Key, Product, Provenance

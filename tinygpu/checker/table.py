@@ -42,11 +42,12 @@ Types = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """An instruction; ``types``: (read, written), none: any type, the same on both sides.
+    """An instruction.
 
-    ``adds``: its third operand is what it adds to, of the type that it writes.  ``tensor``: it is
-    ordered with what other threads do by a ``tcgen05.fence`` alone.  ``ahead``: it is done before
-    what its thread adds later.
+    ``types``: (read, written), none: any type, the same on both sides.  ``makes``: each value is
+    moved, an operator is applied to a thread's own values, or products are added to the third
+    operand; "": something else.  ``tensor``: it is ordered with what other threads do by a
+    ``tcgen05.fence`` alone.  ``ahead``: it is done before what its thread adds later.
     """
 
     reads: tuple[str, ...]
@@ -55,9 +56,14 @@ class Entry:
     issuer: Literal["thread", "warp", "warpgroup", "one"] = "thread"
     proxy: Literal["generic", "async"] = "generic"
     types: Types = ()
-    adds: bool = False
     tensor: bool = False
     ahead: bool = False
+    makes: Literal["moved", "applied", "products", ""] = ""
+
+    @property
+    def adds(self) -> bool:
+        """Whether its third operand is what it adds to, of the type that it writes."""
+        return self.makes == "products"
 
 
 def _same(*types: str) -> Types:
@@ -67,37 +73,44 @@ def _same(*types: str) -> Types:
 _R, _S, _G, _T = ("registers",), ("smem",), ("gmem",), ("tmem",)
 _FLOATS = ("f64", "f32", "f16", "bf16")
 TABLE: Mapping[str, Entry] = {
-    "ld.global": Entry(_G, _R),
-    "st.global": Entry(_R, _G),
-    "red.global": Entry(_R, _G, types=_same(*_FLOATS)),
-    "ld.shared": Entry(_S, _R),
-    "st.shared": Entry(_R, _S),
-    "fma": Entry(_R, _R, types=_same("f32", "f64")),
-    "alu": Entry(_R, _R, types=_same("f32", "f64")),
-    "mufu": Entry(_R, _R, types=_same("f32")),
-    "cvt": Entry(_R, _R, types=tuple((a, b) for a in _FLOATS for b in _FLOATS)),
-    "mov": Entry((), _R),
+    "ld.global": Entry(_G, _R, makes="moved"),
+    "st.global": Entry(_R, _G, makes="moved"),
+    "red.global": Entry(_R, _G, types=_same(*_FLOATS), makes="moved"),
+    "ld.shared": Entry(_S, _R, makes="moved"),
+    "st.shared": Entry(_R, _S, makes="moved"),
+    "fma": Entry(_R, _R, types=_same("f32", "f64"), makes="applied"),
+    "alu": Entry(_R, _R, types=_same("f32", "f64"), makes="applied"),
+    "mufu": Entry(_R, _R, types=_same("f32"), makes="applied"),
+    "cvt": Entry(_R, _R, types=tuple((a, b) for a in _FLOATS for b in _FLOATS), makes="moved"),
+    "mov": Entry((), _R, makes="moved"),
     "shfl.sync": Entry(_R, _R, types=_same("f32", "tf32")),
-    "ldmatrix": Entry(_S, _R, issuer="warp"),
-    "stmatrix": Entry(_R, _S, issuer="warp", types=_same("bf16", "f16")),
+    "ldmatrix": Entry(_S, _R, issuer="warp", makes="moved"),
+    "stmatrix": Entry(_R, _S, issuer="warp", types=_same("bf16", "f16"), makes="moved"),
     "mma.sync": Entry(
-        _R, _R, issuer="warp", types=(("f16", "f32"), ("bf16", "f32"), ("tf32", "f32")), adds=True
+        _R, _R, issuer="warp", types=(("f16", "f32"), ("bf16", "f32"), ("tf32", "f32")),
+        makes="products",
     ),
-    "cp.async": Entry(_G, _S, "copied"),
-    "cp.async.bulk.tensor": Entry(_G, _S, "landed", "one", "async"),
-    "cp.async.bulk.tensor.global": Entry(_S, _G, "stored", "one", "async"),
+    "cp.async": Entry(_G, _S, "copied", makes="moved"),
+    "cp.async.bulk.tensor": Entry(_G, _S, "landed", "one", "async", makes="moved"),
+    "cp.async.bulk.tensor.global": Entry(_S, _G, "stored", "one", "async", makes="moved"),
     "wgmma": Entry(
         (*_S, *_R), _R, "multiplied", "warpgroup", "async",
-        (("bf16", "f32"), ("f16", "f32"), ("e4m3", "f32")), adds=True,
+        (("bf16", "f32"), ("f16", "f32"), ("e4m3", "f32")), makes="products",
     ),
     "tcgen05.mma": Entry(
         (*_S, *_T), _T, "committed", "one", "async",
         tuple((one, "f32") for one in ("f16", "bf16", "tf32", "e4m3", "e5m2")),
-        adds=True, tensor=True,
+        tensor=True, makes="products",
     ),
-    "tcgen05.cp": Entry(_S, _T, "committed", "one", "async", tensor=True, ahead=True),
-    "tcgen05.ld": Entry(_T, _R, "taken", "warpgroup", types=_same("f32", "tf32"), tensor=True),
-    "tcgen05.st": Entry(_R, _T, "put", "warpgroup", types=_same("f32", "tf32"), tensor=True),
+    "tcgen05.cp": Entry(
+        _S, _T, "committed", "one", "async", tensor=True, ahead=True, makes="moved"
+    ),
+    "tcgen05.ld": Entry(
+        _T, _R, "taken", "warpgroup", types=_same("f32", "tf32"), tensor=True, makes="moved"
+    ),
+    "tcgen05.st": Entry(
+        _R, _T, "put", "warpgroup", types=_same("f32", "tf32"), tensor=True, makes="moved"
+    ),
 }  # fmt: skip
 
 _COMPLETION: Mapping[str, tuple[Done, ...]] = {

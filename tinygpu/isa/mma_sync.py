@@ -88,9 +88,15 @@ def products(
         return found
 
     product = algebra.contract(form, matrix("a", left[:, 0], m), matrix("b", right[0], n))
-    mine = product.reshape(rows, columns, whole[3], m * n)[..., blocks.held("d")]
+    mine = product.reshape(rows, columns, whole[3], m * n)[..., _held_sums(blocks)]
     result: Values = algebra.operators["add"](before, mine.transpose(0, 1, 3, 2, 4))
     return result.reshape(sums.shape)
+
+
+@cache
+def _held_sums(blocks: Blocks) -> NDArray[np.int64]:
+    """Return which element of D each value of each lane is."""
+    return blocks.held("d")
 
 
 @cache

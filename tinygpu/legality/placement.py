@@ -176,9 +176,9 @@ def inside(context: Context, place: Place) -> Iterator[Clause]:
             for extent, steps in zip(
                 (*place.do.values, *place.do.threads), (*access.value, *access.thread), strict=False
             ):
-                if np.any(np.asarray(steps[dimension]) < 0):
+                if _below_zero(steps[dimension]):
                     lowest = lowest + (extent - 1) * steps[dimension]
-            if np.any(np.asarray(lowest) < 0):
+            if _below_zero(lowest):
                 text = "{}: dimension {} starts at {}; coordinates count from 0"
                 yield Clause(lowest >= 0, text, (access, dimension, lowest))
             guard = access.guard[dimension] if access.guard else False
@@ -208,6 +208,11 @@ def inside(context: Context, place: Place) -> Iterator[Clause]:
                 holds, reach = far + step <= size, step
             text = "{}: dimension {} reaches {}, and its size is {}"
             yield Clause(left | holds, text, (access, dimension, far + reach - 1, size))
+
+
+def _below_zero(number: Any) -> bool:
+    """Say whether a number is negative; of a space: in any schedule."""
+    return number < 0 if isinstance(number, int) else bool(np.any(np.asarray(number) < 0))
 
 
 def _left(context: Context, place: Place, access: Access, dimension: int, leave: Exit) -> Any:

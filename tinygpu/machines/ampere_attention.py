@@ -162,6 +162,7 @@ class AmpereAttention(FlashAttention):
                 self.mask(k, scores, step)
                 rows.maximise()
                 rows.exponentiate()
+                rows.add_up()
                 rows.rescale()
                 k.cast(scores, dtype, into=weights)
                 for _ in k.each("slice"):

@@ -5,7 +5,8 @@ values, the last block first, into two rings of stages in shared memory.  CTAs o
 neighbouring queries; each loads a part of a block of keys or values for all of them.  Each of one
 to three consumer warpgroups has 64 of the queries: it multiplies them with a block of keys, keeps
 each row's maximum and sum, and multiplies the rounded weights, which stay in registers, with the
-values.  With ``skew`` 1 the second product of a block flies under the softmax of the next one.
+values.  In which order it does that is a decision (``consumer_order``): the second product of a
+block may fly under the softmax of the next one.
 
 For few queries the rows of a block are heads that share keys (``pack_gqa``), and CTAs of a cluster
 have a part of a tile's keys each (``split_kv``): behind their loops they send each other what they
@@ -21,19 +22,29 @@ arXiv:2307.08691.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
+from functools import cache
 from typing import Any, ClassVar
 
 from tinygpu.errors import OperationError
 from tinygpu.isa.memory import GMEM, L2, REGISTERS, SMEM
 from tinygpu.term.builder import Array, Held, Kernel, LoopIndex, Number, Piece, Tile
 from tinygpu.term.expression import Constant, apply, value
-from tinygpu.term.machine import Choice, Machine, Requirement, Value, instructions
+from tinygpu.term.machine import Choice, Chosen, Machine, Requirement, Value, instructions
 from tinygpu.term.operation import Operation, attention, window_of
+from tinygpu.term.orders import LoopPart, Orders, orders_of
 from tinygpu.term.program import select
 
-__all__ = ["STARTS", "Attention", "FlashAttention", "KeyShares", "RowStatistics"]
+__all__ = [
+    "STARTS",
+    "Attention",
+    "FlashAttention",
+    "KeyShares",
+    "RowStatistics",
+    "consumer_orders",
+    "orders_in",
+]
 
 _BLOCK = 64  # spec: PTX ISA, wgmma's rows
 _LOG2_E = math.log2(math.e)
@@ -186,7 +197,7 @@ class Attention(FlashAttention):
     several, windowed = True, True
     rows_by = _ROWS
     copied = "TMA's lines"
-    spread = ("consumers", "tile_n", "skew")
+    spread = ("consumers", "tile_n")
 
     depth = Choice(128, 64, 192, 256, meaning="head dimension that the kernel is for")
     consumers = Choice(1, 2, 3, structural=True, meaning="warpgroups that multiply, 64 rows each")
@@ -194,19 +205,9 @@ class Attention(FlashAttention):
     stages_k = Choice(1, 2, 3, 4, meaning="blocks of keys in shared memory")
     stages_v = Choice(1, 2, 3, 4, meaning="blocks of values in shared memory")
     stages_q = Choice(1, 2, meaning="blocks of queries in shared memory")
-    skew = Choice(0, 1, structural=True, meaning="steps that the second product is behind")
-    rescale = Choice(
-        "after",
-        "before",
-        structural=True,
-        meaning="sums shrink after a step, or before the next adds",
-    )
-    settle = Choice(
-        "late",
-        "early",
-        structural=True,
-        before="late",
-        meaning="the second product is over behind a step's exponentials, or before them",
+    consumer_order = Choice(
+        orders=lambda: consumer_orders(),
+        meaning="what a consumer does in a step, a letter each; see docs/attention.md",
     )
     turns = Choice(
         "none", "named", "mbarrier", structural=True, meaning="by what two consumers take turns"
@@ -332,10 +333,9 @@ class Attention(FlashAttention):
             Requirement(
                 "unused",
                 ((d.stages_q == 1) | (d.persistent == 1))
-                & ((d.rescale == "after" and d.settle == "late") or d.skew == 1)
                 & (d.together == "kv heads" or d.raster > 1),
                 "a decision about what the kernel does not have stays at its first value",
-                "choose stages_q 1, or persistent 1; choose rescale after, or skew 1",
+                "choose stages_q 1, or persistent 1; choose together kv heads, or raster 2",
             ),
             Requirement(
                 "split_kv",
@@ -397,6 +397,27 @@ class Attention(FlashAttention):
     def forward(self, k: Kernel) -> None:
         """Let a producer fill the rings; let consumers multiply twice a block, and store."""
         q, keys, values = k.inputs
+        ring_q, ring_k, ring_v = self.rings(k)
+        few = self.consumers == 3
+        copies = self.consumers if self.turns == "none" else 2
+        with k.role("producer", warps=4, registers=select(few, 32, 24)):
+            with k.elect():
+                for tile in self.tiles(k):
+                    packed = self.pack_gqa > 1
+                    each = k.unrolled("head", _BLOCK // self.pack_gqa) if packed else (None,)
+                    ring_q.fill(tile, q, self.whole, each)
+                    for step in self.steps(k, tile):
+                        back = step.last - step
+                        ring_k.fill(step, keys[back], self.whole)
+                        ring_v.fill(step, values[back], self.whole)
+            k.sync("cluster")
+        with k.role("consumer", warpgroups=1, registers=select(few, 160, 240), w=copies):
+            self.consume(k, ring_q, ring_k, ring_v)
+            if self.split_kv == 1:  # else that of the parts was the last
+                k.sync("cluster")
+
+    def rings(self, k: Kernel) -> tuple[BlockRing, BlockRing, BlockRing]:
+        """Say how the kernel is launched and cut up; return the rings of queries, keys, values."""
         snake = self.order == "snake"
         k.launch(
             persistent=self.persistent, early=self.early, raster=self.raster, snake=snake,
@@ -410,60 +431,22 @@ class Attention(FlashAttention):
         if self.split_kv > 1:
             k.cluster(rank_n=self.split_kv)
         k.tile(tm=self.rows, tn=self.tile_n, td=self.depth, te=self.depth)
-        packed = self.pack_gqa > 1
-        if packed:
+        if self.pack_gqa > 1:
             k.tile(line=self.pack_gqa)
         several = self.consumers * self.cluster_m
-        receivers = "cluster" if self.split_kv == 1 else "rank"
-        rings = [
-            BlockRing(k, name, lines, wide, stages, releases, receivers)
-            for name, lines, wide, stages, releases in (
-                ("q", "tm", "td", self.stages_q, self.consumers),
-                ("k", "tn", "td", self.stages_k, several),
-                ("v", "tn", "te", self.stages_v, several),
-            )
-        ]
-        ring_q, ring_k, ring_v = rings
-        few = self.consumers == 3
-        copies = self.consumers if self.turns == "none" else 2
-        with k.role("producer", warps=4, registers=select(few, 32, 24)):
-            with k.elect():
-                for tile in self.tiles(k):
-                    each = k.unrolled("head", _BLOCK // self.pack_gqa) if packed else (None,)
-                    ring_q.fill(tile, q, self.whole, each)
-                    for step in self.steps(k, tile):
-                        back = step.last - step
-                        ring_k.fill(step, keys[back], self.whole)
-                        ring_v.fill(step, values[back], self.whole)
-            k.sync("cluster")
-        with k.role("consumer", warpgroups=1, registers=select(few, 160, 240), w=copies):
-            self.consume(k, *rings)
-            if self.split_kv == 1:  # else that of the parts was the last
-                k.sync("cluster")
+        to = "cluster" if self.split_kv == 1 else "rank"
+        return (
+            BlockRing(k, "q", "tm", "td", self.stages_q, self.consumers, to),
+            BlockRing(k, "k", "tn", "td", self.stages_k, several, to),
+            BlockRing(k, "v", "tn", "te", self.stages_v, several, to),
+        )
 
     def consume(self, k: Kernel, ring_q: BlockRing, ring_k: BlockRing, ring_v: BlockRing) -> None:
         """Multiply with keys, exponentiate, multiply with values; divide by the sum, and store."""
-        dtype, wide = k.output.dtype, 64
-        k.threads(warp=4, octet=8, quad=4)
-        k.tile(high=_BLOCK, col=wide)
-        held = self.queries == "registers"
-        spans = {"span": self.tile_n // _SLAB} if self.weights == "shared" else {}
-        k.values(**spans, group=_SLAB // 8 if spans else self.tile_n // 8)
-        if held:
-            k.values(deep=self.depth // 8)
-            k.split("deep", "far", near=_SLAB // 8)
-        slices = {} if self.split_kv == 1 else {"peer": self.split_kv}
-        k.values(chunk=self.depth // wide, **slices, wide=wide // 8 // self.split_kv)
-        k.values(half=2, pair=2, both=2, word=2)
-        scores = k.registers("scores", "f32", *spans, "group", "half", "pair")
-        weights = RoundedWeights(k, self.weights, self.out_by)
-        queries = k.registers("queries", dtype, "deep", "half", "word") if held else None
-        acc = k.registers("acc", "f32", "chunk", *slices, "wide", "half", "both")
+        consumer, orders = Consumer(self, k, ring_k, ring_v), consumer_orders()
+        order = self.consumer_order
+        rows, queries, turns = consumer.rows, consumer.queries, consumer.turns
         store = RowStore(self, k)
-        at = f"{self.heads_by}, {self.tile_by}, {_ROWS}"
-        shares = KeyShares(k, self.split_kv) if slices else None
-        rows = RowStatistics(k, scores, acc, at, by="".join(spans), shares=shares)
-        turns = None if self.turns == "none" else ProductTurns(k, self.turns)
         if turns:
             turns.begin()
         for tile in self.tiles(k):
@@ -474,61 +457,108 @@ class Attention(FlashAttention):
                 k.fence("proxy.async")  # or the next tile's load may come before they are read
                 k.sync("role")
                 ring_q.release(tile)
+            parts = consumer.parts(ring_q.tile[tile])
             for step in self.steps(k, tile):
-                ring_k.wait(step)
-                if turns:
-                    turns.take(step)
-                first = queries or ring_q.tile[tile][_ROWS]
-                by = f"{self.keys_by}, {_OF_QUERIES}" if queries else self.keys_by
-                k.wgmma(scores, first, ring_k.tile[step][by], fresh=True)
-                if self.skew:
-                    with k.when(step >= 1):
-                        ring_v.wait(step - 1)
-                        if self.rescale == "before":
-                            rows.rescale()
-                        weights.multiply(acc, ring_v, step - 1)
-                if turns:
-                    turns.give(step)
-                if self.skew:
-                    with k.when(step >= 1):
-                        k.wait_group("wgmma", 1)
-                    with k.when(step < 1):
-                        k.wait_group("wgmma", 0)
-                else:
-                    k.wait_group("wgmma", 0)
-                ring_k.release(step)
-                self.mask(k, scores, step)
-                rows.maximise()
-                if self.settle == "late":
-                    rows.exponentiate()
-                if self.skew:
-                    k.wait_group("wgmma", 0)
-                    with k.when(step >= 1):
-                        ring_v.release(step - 1)
-                if self.settle == "early":
-                    rows.exponentiate()
-                if self.rescale == "after":
-                    rows.rescale()
-                weights.round(scores, step)
-                if not self.skew:
-                    ring_v.wait(step)
-                    weights.multiply(acc, ring_v, step)
-                    k.wait_group("wgmma", 0)
-                    ring_v.release(step)
+                orders.step(k, parts, order, step, consumer.issued(step))
             if not queries:
                 k.sync("role")
                 ring_q.release(tile)
-            if self.skew:
-                with k.when(tile.trips >= 1) if k.op.mask is not None else nullcontext():
-                    ring_v.wait(step.last)
-                    if self.rescale == "before":
-                        rows.rescale()
-                    weights.multiply(acc, ring_v, step.last)
-                    k.wait_group("wgmma", 0)
-                    ring_v.release(step.last)
+            any_step = None if k.op.mask is None else tile.trips >= 1
+            orders.rest(k, parts, order, step.last, any_step)
             rows.end()
             store.rows(rows.acc)
         store.end()
+
+
+class Consumer:
+    """What a consumer holds, and the parts of a step of its loop.
+
+    S scores, the product of its queries and a block of keys; M their maxima, E their exponentials,
+    L the sums of these, O the sums so far shrunk, P the weights rounded, V their product with the
+    values.  Small letters are waits for a product, behind which its stage is released.
+    """
+
+    def __init__(self, machine: Attention, k: Kernel, keys: BlockRing, values: BlockRing) -> None:
+        self.machine, self.k, self.keys, self.values = machine, k, keys, values
+        dtype, wide = k.output.dtype, 64
+        k.threads(warp=4, octet=8, quad=4)
+        k.tile(high=_BLOCK, col=wide)
+        held = machine.queries == "registers"
+        spans = {"span": machine.tile_n // _SLAB} if machine.weights == "shared" else {}
+        k.values(**spans, group=_SLAB // 8 if spans else machine.tile_n // 8)
+        if held:
+            k.values(deep=machine.depth // 8)
+            k.split("deep", "far", near=_SLAB // 8)
+        slices = {} if machine.split_kv == 1 else {"peer": machine.split_kv}
+        k.values(chunk=machine.depth // wide, **slices, wide=wide // 8 // machine.split_kv)
+        k.values(half=2, pair=2, both=2, word=2)
+        self.scores = k.registers("scores", "f32", *spans, "group", "half", "pair")
+        self.weights = RoundedWeights(k, machine.weights, machine.out_by)
+        self.queries = k.registers("queries", dtype, "deep", "half", "word") if held else None
+        acc = k.registers("acc", "f32", "chunk", *slices, "wide", "half", "both")
+        at = f"{machine.heads_by}, {machine.tile_by}, {_ROWS}"
+        shares = KeyShares(k, machine.split_kv) if slices else None
+        self.rows = RowStatistics(k, self.scores, acc, at, by="".join(spans), shares=shares)
+        self.turns = None if machine.turns == "none" else ProductTurns(k, machine.turns)
+
+    def parts(self, queries: Piece) -> dict[str, LoopPart]:
+        """Return the parts of a step in the order without overlap; ``queries`` in shared memory."""
+        rows, weights = self.rows, self.weights
+
+        def multiply(step: LoopIndex) -> None:
+            self.keys.wait(step)
+            if self.turns:
+                self.turns.take(step)
+            first = self.queries or queries[_ROWS]
+            by = self.machine.keys_by
+            by = f"{by}, {_OF_QUERIES}" if self.queries else by
+            self.k.wgmma(self.scores, first, self.keys.tile[step][by], fresh=True)
+
+        def maximise(step: LoopIndex) -> None:
+            self.machine.mask(self.k, self.scores, step)
+            rows.maximise()
+
+        def add_values(step: LoopIndex) -> None:
+            self.values.wait(step)
+            weights.multiply(rows.acc, self.values, step)
+
+        return {
+            "S": LoopPart(multiply, self.keys.release),
+            "M": LoopPart(maximise),
+            "E": LoopPart(lambda _: rows.exponentiate()),
+            "L": LoopPart(lambda _: rows.add_up()),
+            "O": LoopPart(lambda _: rows.rescale()),
+            "P": LoopPart(lambda step: weights.round(self.scores, step)),
+            "V": LoopPart(add_values, self.values.release),
+        }
+
+    def issued(self, step: LoopIndex) -> Callable[[], None] | None:
+        """Return what follows the products with which a step begins: the other's turn."""
+        turns = self.turns
+        return (lambda: turns.give(step)) if turns else None
+
+
+def consumer_orders() -> Orders:
+    """Return the orders of a consumer's step, which all machines of this kind have."""
+    return _orders_of_fa2()
+
+
+@cache
+def _orders_of_fa2() -> Orders:
+    return orders_in(Attention().chosen(Chosen(_FA2)), attention("bf16"))
+
+
+def orders_in(machine: Attention, operation: Operation) -> Orders:
+    """Return the orders of a consumer's step, from what its parts read and write there."""
+    k = Kernel(machine.name, operation)
+    ring_q, ring_k, ring_v = machine.rings(k)
+    with k.role("consumer", warpgroups=1, w=machine.consumers):
+        consumer = Consumer(machine, k, ring_k, ring_v)
+        for tile in machine.tiles(k):
+            parts = consumer.parts(ring_q.tile[tile])
+            for step in machine.steps(k, tile):
+                found = orders_of(k, parts, step)
+    return found
 
 
 class BlockRing:
@@ -671,10 +701,14 @@ class RowStatistics:
         k.set(self.shrink, self.power, {"x": self.top, **known})
 
     def exponentiate(self) -> None:
-        """Make weights of scores, below the new maximum, and add them to what was shrunk."""
+        """Make weights of scores, below the new maximum."""
         k, known, power = self.k, {"factor": self.factor, "shift": self.shift}, self.power
         for _ in k.each(self.by) if self.by else (None,):
             k.set(self.scores, power, {"x": self.scores, **known})
+
+    def add_up(self) -> None:
+        """Add the weights to the sum of the earlier ones, below the new maximum."""
+        k = self.k
         k.set(self.top, value("new"), {"new": self.new})
         k.set(self.total, value("x") * value("by"), {"x": self.total, "by": self.shrink})
         k.add(self.total, self.scores)
@@ -783,12 +817,12 @@ class RowStore:
 
 _FA2: Mapping[str, Value] = {
     "depth": 128, "consumers": 2, "tile_n": 128, "stages_k": 2, "stages_v": 2, "stages_q": 1,
-    "skew": 0, "rescale": "after", "settle": "late", "turns": "none", "queries": "shared",
-    "weights": "registers", "epilogue": "direct", "persistent": 1,
+    "consumer_order": "SsMELOPVv", "turns": "none", "queries": "shared", "weights": "registers",
+    "epilogue": "direct", "persistent": 1,
     "order": "straight", "together": "kv heads", "raster": 1, "early": 0, "cluster_m": 1,
     "split_kv": 1, "pack_gqa": 0,
 }  # fmt: skip
-_SKEWED = {**_FA2, "skew": 1}
+_SKEWED = {**_FA2, "consumer_order": "SVsMELvOP"}
 _FA3 = {**_SKEWED, "turns": "named"}
 _LINES = {**_SKEWED, "epilogue": "tma"}
 _AHEAD = {**_LINES, "stages_q": 2}
@@ -803,15 +837,15 @@ _HELD = {**_LINES, "queries": "registers"}
 _HELD_LONGEST = {**_LONGEST, "queries": "registers"}
 _HELD_SNAKE = {**_SNAKE, "queries": "registers"}
 _HELD_PAIR = {**_HELD, "cluster_m": 2}
-_COMPILED = {**_FA3, "settle": "early"}
-_EARLY = {**_LONGEST, "rescale": "before", "settle": "early"}
+_COMPILED = {**_FA3, "consumer_order": "SVsMvELOP"}
+_EARLY = {**_LONGEST, "consumer_order": "SOVsMvELP"}
 _EARLY_HELD = {**_EARLY, "queries": "registers"}
 _ZIGZAG = {**_EARLY_HELD, "order": "zigzag", "raster": 4}
 _ONE_HELD = {**_EARLY_HELD, "persistent": 0, "raster": 4}
 _EARLY_PAIR = {**_EARLY, "cluster_m": 2}
 _DECODE = {
     **_SKEWED, "consumers": 1, "stages_k": 3, "stages_v": 2, "persistent": 0, "split_kv": 2,
-    "pack_gqa": 1, "settle": "early",
+    "pack_gqa": 1, "consumer_order": "SVsMvELOP",
 }  # fmt: skip
 _DRAFT = {**_DECODE, "pack_gqa": 8}
 _MEMORY = {**_SKEWED, "depth": 64, "consumers": 3, "tile_n": 192, "weights": "shared"}

@@ -46,7 +46,7 @@ from tinygpu.meaning.cluster import Run
 from tinygpu.meaning.execution import folded, is_tile, is_warps
 from tinygpu.meaning.interpret import unwritten
 from tinygpu.meaning.race import Finding, GlobalArray, Integers, Kind
-from tinygpu.meaning.touched import Touched, Toucher, compared, coordinates, extent
+from tinygpu.meaning.touched import OnChip, Touched, Toucher, compared, coordinates, extent
 from tinygpu.meaning.turns import tiles_of
 from tinygpu.term.digits import depth_modes, held_factor, spans, together
 from tinygpu.term.program import (
@@ -94,11 +94,13 @@ def canonical_run(
     inputs: Mapping[str, NDArray[Any]],
     scalars: Mapping[str, float],
     algebra: Algebra,
+    on_chip: OnChip | None = None,
 ) -> tuple[dict[str, Values], tuple[Finding, ...], str]:
     """Return the outputs; what was found: writes outside, twice, or never; and what tiles share.
 
     That is a buffer of which a tile touches an index that another tile has touched, "" if none.
-    ``inputs`` and ``scalars`` are elements of the algebra already.
+    ``inputs`` and ``scalars`` are elements of the algebra already.  ``on_chip``: what earlier runs
+    of this very program found, to which this one adds.
     """
     operation, values = program.operation, program.parameter_values(sizes)
     arrays = {
@@ -117,7 +119,7 @@ def canonical_run(
             empty, DTYPES[out.dtype], output=True, zeroed=program.zeroed, algebra=algebra
         )
     random = np.random.default_rng(0)
-    run = Run(program, values, scalars, arrays, Toucher(values), random, "early", algebra)
+    run = Run(program, values, scalars, arrays, Toucher(values, on_chip), random, "early", algebra)
     grid = _grid_of(program, sizes)
     memory: dict[tuple[str, int], Values] = {}
     written: dict[tuple[str, int], Booleans] = {}
@@ -238,6 +240,14 @@ class _Group:
         return _Group(self.who, env, self.whole, self.leader)
 
 
+def _run_of(cells: Integers) -> slice | Integers:
+    """Return cells that follow one another as a slice, of which NumPy makes no copy."""
+    first, last = int(cells[0]), int(cells[-1]) + 1
+    if last - first == cells.size and (cells == np.arange(first, last)).all():
+        return slice(first, last)
+    return cells
+
+
 def _one(x: Any) -> Any:
     """Return an int for an array of equal numbers."""
     if isinstance(x, np.ndarray):
@@ -276,7 +286,9 @@ class _Work:
     alive: Booleans | None = None
     places: dict[tuple[int, int, bool], Any] = field(default_factory=dict)
     narrow: dict[tuple[int, int], Do] = field(default_factory=dict)
-    wholes: dict[int, Do] = field(default_factory=dict)
+    wholes: dict[int, tuple[Do, tuple[tuple[int, ...], tuple[int, ...]]]] = field(
+        default_factory=dict
+    )
     cut: dict[tuple[object, ...], list[int]] = field(default_factory=dict)
     tags: dict[str, Integers] = field(default_factory=dict)
 
@@ -583,11 +595,7 @@ class _Work:
                     steps = [any(step) for step in source.value[: len(modes)]][::-1]
                     column = column.reshape(modes)[tuple(slice(None if s else 1) for s in steps)]
                     shape, column = column.shape, column.ravel()
-                first, last = int(column[0]), int(column[-1]) + 1
-                if last - first == column.size and (column == np.arange(first, last)).all():
-                    found = stage[first:last]  # no copy
-                else:
-                    found = stage[column]
+                found = stage[_run_of(column)]
                 if modes:
                     found = found.reshape(*shape, *found.shape[1:])
                 if mine.size < self.threads:
@@ -630,7 +638,7 @@ class _Work:
                 one, other, last = np.nonzero(np.broadcast_to(holds, kept.shape))
                 stage[column[one], mine[other], group.who[last]] = kept[one, other, last]
             elif group.whole and mine.size == self.threads:
-                stage[column] = values
+                stage[_run_of(column)] = values
             else:
                 stage[np.ix_(column, mine, group.who)] = values
             return
@@ -841,11 +849,13 @@ class _Work:
 
     def multiply_by_threads(self, do: Do, group: _Group) -> None:
         """Multiply in the threads of a role, each the values that its digits give it."""
-        whole = self.wholes.setdefault(id(do), together(do))
+        if id(do) not in self.wholes:
+            self.wholes[id(do)] = together(do), spans(do)
+        whole, shapes = self.wholes[id(do)]
         algebra, write, held = self.run.algebra, do.write, held_factor(do)
         anew = do.fresh is not None and do.fresh.evaluate(group.env) == 0
         x, y = whole.accesses[:2]
-        shapes, depth = spans(do), prod(map(int, do.values[: depth_modes(do)]))
+        depth = prod(map(int, do.values[: depth_modes(do)]))
         if held:
             first = rows_of(self.held_values(do, held, group))
         else:
@@ -855,7 +865,9 @@ class _Work:
         cells = self.cells(self.narrowed(do, write), write, group, True).cell[:, 0]
         total = joined(flat, *shapes).reshape(len(flat), self.threads, -1).transpose(2, 1, 0)
         stage = self.stage(write, group, writes=anew)
-        where = np.ix_(cells, np.arange(self.threads), group.who)
+        where: Any = np.ix_(cells, np.arange(self.threads), group.who)
+        if group.whole:
+            where = _run_of(cells)
         if not anew:
             total = algebra.operators["add"](total, stage[where])
         stage[where] = algebra.round(write.buffer.type, total)

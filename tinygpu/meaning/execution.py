@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -99,12 +99,14 @@ def who_of(agent: Agent, do: Do, env: Mapping[str, int]) -> Who:
                 mine = np.flatnonzero(numbers // below % period == residue)
                 numbers = numbers[mine]
             known[key] = Who(numbers, key, numbers[None, :], mine=mine)
-        return cast("Who", known[key])
+        who: Who = known[key]
+        return who
     return TOGETHER
 
 
 def place_of(agent: Agent, do: Do, access: Access, env: Mapping[str, int], who: Who) -> Selection:
     """Return what an access touches of a stage on chip, or of an operand."""
+    place: Selection
     run, asked = agent.cta.cluster.run, "tile" if who.numbers is _ONE else who.key
     if access.buffer.level == "gmem":
         place = _placed(run.touch.gmem(do, access, who.numbers, asked, env), who)
@@ -117,7 +119,7 @@ def place_of(agent: Agent, do: Do, access: Access, env: Mapping[str, int], who: 
                 raise ProgramError(f"{do}: {buffer.name} is each thread's own; tiles lie in memory")
             touched = run.touch.on_chip(do, access, who.numbers, asked, env)
             run.known[key] = _placed(touched, who)
-        place = cast("Selection", run.known[key])
+        place = run.known[key]
     for fault in place.faults:
         thread = None if asked == "tile" else fault.thread
         agent.cta.cluster.find(fault.kind, agent, do, fault.text, fault.cell, thread=thread)

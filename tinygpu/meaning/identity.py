@@ -63,6 +63,7 @@ from tinygpu.meaning.interpret import SCALAR, edge_of, interpret, tile_of, wrong
 from tinygpu.meaning.prime_field import prime_field
 from tinygpu.meaning.race import Finding
 from tinygpu.meaning.tolerance import roundings
+from tinygpu.meaning.touched import OnChip
 from tinygpu.term.operation import Problem
 from tinygpu.term.plan import Plan, Term, kernels_of
 from tinygpu.term.program import Do, For, Program, Statement, walk
@@ -183,7 +184,7 @@ def computes(term: Term, sizes: Mapping[str, int] | None = None, draws: int = 2)
     illegal = judged.reason if judged.outcome == "illegal" else ""
     if sizes is not None:
         given = Problem.of(program.operation, **sizes).sizes
-        found = _asked(program, (given,), draws)
+        found = _asked(program, (given,), draws, {})
         return Meaning(program, found.sizes, found.finding, unproved=_GIVEN, illegal=illegal,
                        exponential=found.exponential)  # fmt: skip
     return replace(_computes(unlaunched(program), draws), program=program, illegal=illegal)
@@ -301,9 +302,9 @@ def _computes(program: Program, draws: int) -> Meaning:
         if (work := _work(program, sizes)) <= left:
             left -= work
             small.append(sizes)
-    chosen = (*small, *last)
+    chosen, on_chip = (*small, *last), OnChip()
     try:
-        here = _asked(program, chosen, draws)
+        here = _asked(program, chosen, draws, on_chip)
     except NotCanonicalError as error:
         return Meaning(program, (), None, f"many CTAs, and no run of all at once: {error}")
     out = len(full) + 1 - len(chosen)
@@ -315,7 +316,7 @@ def _computes(program: Program, draws: int) -> Meaning:
         return found
     more = _larger(program)
     try:
-        net = _asked(program, more, 1)
+        net = _asked(program, more, 1, on_chip)
     except NotCanonicalError:  # many CTAs, each by itself: the proof stands without a net
         return found
     if net.finding is not None:
@@ -333,15 +334,17 @@ class _Asked:
     exponential: float | None = None
 
 
-def _asked(program: Program, every: tuple[Mapping[str, int], ...], draws: int) -> _Asked:
+def _asked(
+    program: Program, every: tuple[Mapping[str, int], ...], draws: int, on_chip: OnChip
+) -> _Asked:
     """Ask in the field; if its exponential, which is any function, differs, in the ring's."""
     last = (1,) * len(every[:-1]) + (draws,) * len(every[-1:])
-    found = _asked_in(prime_field, program, every, last)
+    found = _asked_in(prime_field, program, every, last, on_chip)
     if found.finding is None or not has_exponential(program):
         return found
-    found = _asked_in(exponential_ring, program, every, (max(DRAWS, draws),) * len(every))
+    found = _asked_in(exponential_ring, program, every, (max(DRAWS, draws),) * len(every), on_chip)
     if found.finding is None and every:
-        finding = _finding_in_floats(program, every[-1])
+        finding = _finding_in_floats(program, every[-1], on_chip)
         return replace(found, finding=finding)
     return found
 
@@ -351,13 +354,14 @@ def _asked_in(
     program: Program,
     every: tuple[Mapping[str, int], ...],
     draws: tuple[int, ...],
+    on_chip: OnChip,
 ) -> _Asked:
     """Ask at each size with as many draws, up to the first finding."""
     every_shared, least, ring = "", 1.0, algebra is exponential_ring
     for number, (here, many) in enumerate(zip(every, draws, strict=True)):
         shares = []
         for draw in range(many):
-            found, shared, share = _findings(program, here, number, draw, algebra)
+            found, shared, share = _findings(program, here, number, draw, algebra, on_chip)
             every_shared = every_shared or shared
             shares.append(share)
             if found:
@@ -378,6 +382,7 @@ def _findings(
     number: int,
     draw: int,
     algebra: Callable[[int], Algebra],
+    on_chip: OnChip,
 ) -> tuple[tuple[Finding, ...], str, float]:
     """Return what is wrong with one random input, why that proves nothing, and what was compared.
 
@@ -395,7 +400,7 @@ def _findings(
         sizes = {**sizes, groups.ends: tuple(inputs[groups.ends].tolist())}
     scalars = {n: float(random.integers(exact.modulus)) for n in operation.scalars}
     try:
-        result, found, shared = canonical_run(program, sizes, inputs, scalars, exact)
+        result, found, shared = canonical_run(program, sizes, inputs, scalars, exact, on_chip)
     except NotCanonicalError:
         if prod(program.grid_extents(sizes)) > _MOST_CTAS:
             raise
@@ -408,14 +413,16 @@ def _findings(
     return (*found, *wrong), why, compared
 
 
-def _finding_in_floats(program: Program, sizes: Mapping[str, int]) -> Finding | None:
+def _finding_in_floats(
+    program: Program, sizes: Mapping[str, int], on_chip: OnChip
+) -> Finding | None:
     """Return what is wrong in floats, on inputs of each kind: a sum that overflows, above all."""
     operation, scalars = program.operation, dict.fromkeys(program.operation.scalars, SCALAR)
     for kind in kinds(operation):
         made = drawn(operation, sizes, kind, np.random.default_rng(0).standard_normal)
         inputs = {o.name: DTYPES[o.dtype].round(made[o.name]) for o in operation.inputs}
         try:
-            result, found, _ = canonical_run(program, sizes, inputs, scalars, FLOATS)
+            result, found, _ = canonical_run(program, sizes, inputs, scalars, FLOATS, on_chip)
             found = (*found, *wrong_result(program, sizes, inputs, scalars, result, FLOATS)[0])
         except NotCanonicalError:
             found = interpret(program, sizes, inputs, scalars=scalars).findings

@@ -28,7 +28,7 @@ from tinygpu.errors import ProgramError
 from tinygpu.meaning.race import Integers, Kind
 from tinygpu.term.program import Access, Do, Exit
 
-__all__ = ["CellFault", "Touched", "Toucher", "compared", "coordinates", "extent"]
+__all__ = ["CellFault", "OnChip", "Touched", "Toucher", "compared", "coordinates", "extent"]
 
 Booleans = NDArray[np.bool_]
 
@@ -132,13 +132,17 @@ def compared(do: Do, numbers: Integers) -> Integers:
     return found
 
 
+OnChip = dict[tuple[object, ...], Touched]
+"""What accesses of one program touch on chip, by all that this depends on: not by its sizes."""
+
+
 class Toucher:
     """The cells of a program's accesses at given parameters, remembered where they recur."""
 
-    def __init__(self, values: Mapping[str, int]) -> None:
-        """Take the sizes and parameters."""
+    def __init__(self, values: Mapping[str, int], on_chip: OnChip | None = None) -> None:
+        """Take the sizes and parameters, and what runs of the program at other sizes found."""
         self._values = values
-        self._on_chip: dict[tuple[object, ...], Touched] = {}
+        self._on_chip: OnChip = {} if on_chip is None else on_chip
         self._places: dict[tuple[object, ...], _Places] = {}
 
     def on_chip(
@@ -150,9 +154,10 @@ class Toucher:
         """
         origin = tuple(o.evaluate(env) for o in access.origin)
         held = access.buffer.level == "registers"
-        known = (id(do), id(access), None if held else key, origin)
+        mine, whose = (numbers[:1], numbers[:1].tobytes()) if held else (numbers, key)
+        steps = (access.buffer.name, access.value, access.thread)
+        known = (*steps, do.values, do.threads, do.vector, whose, origin)
         if known not in self._on_chip:
-            mine = numbers[:1] if held else numbers
             self._on_chip[known] = self._in_stage(do, access, mine, origin)
         return self._on_chip[known]
 

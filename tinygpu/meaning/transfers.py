@@ -241,8 +241,10 @@ def _multiply(agent: Agent, do: Do, env: Env) -> None:
     for own in {name, *([held.buffer.name] if held else [])} - agent.ready:
         text = f"works on {own}, touched since the last wgmma.fence; put one between"
         cta.cluster.find("unfenced", agent, do, text, own)
-    known = cta.cluster.run.known
-    whole: Do = known.setdefault(("together", id(do)), together(do))
+    known, key = cta.cluster.run.known, ("together", id(do))
+    if key not in known:
+        known[key] = together(do), spans(do)
+    whole: Do = known[key][0]
     factors = [
         (cta.memory(agent, r.buffer), stage_of(r, env), tile_of(agent, whole, r, env)[0].cells)
         for r in whole.accesses[:2]
@@ -256,7 +258,7 @@ def _multiply(agent: Agent, do: Do, env: Env) -> None:
         algebra, write = cta.cluster.run.algebra, do.write
         cells, stage = tile_of(agent, do, write, env)[0].cell[:, 0], stage_of(write, env)
         shapes, index, depth = (
-            spans(do),
+            known[key][1],
             write.index.evaluate(env),
             prod(map(int, do.values[: depth_modes(do)])),
         )

@@ -12,8 +12,8 @@ Source: ``docs/model.md``, section "Spaces".
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 from math import prod
@@ -104,23 +104,29 @@ class Table:
         return self.holds
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Batch:
     """One choice of the structural decisions with all numbers open.
 
     ``chosen`` and ``program`` hold, for numeric decision i of ``axes``, an array with its values
     along axis i and length 1 along the others; ``values[i]`` are they.  The arrays are shared:
     do not write into them, and work under ``np.errstate(all="ignore")``, for illegal points divide
-    by zero.  ``count`` is the number of legal schedules.
+    by zero.  ``count`` is the number of legal schedules.  The program is built when it is asked
+    for: batches that differ in the order of statements have their tables from one of them.
     """
 
     structure: Mapping[str, Value]
     axes: tuple[str, ...]
     values: tuple[tuple[Value, ...], ...]
     chosen: Chosen
-    program: Term
+    build: Callable[[], Term]
     tables: tuple[Table, ...]
     count: int
+
+    @cached_property
+    def program(self) -> Term:
+        """Its term."""
+        return self.build()
 
 
 class Choices:
@@ -148,6 +154,7 @@ class Choices:
             n for n, c in decisions.items() if c.structural or not machine.numeric
         )
         self.axes = tuple(n for n in decisions if n not in self.structural)
+        self.orders = tuple(n for n in decisions if decisions[n].orders)
         self.sums = Sums(tuple(len(self.values[n]) for n in self.axes))
 
     @cached_property
@@ -156,6 +163,17 @@ class Choices:
         said = self.machine.worth(self.problem.sizes, self.device.sms)
         kept = {n: v for n, v in said.items() if n not in self.fixed}
         return {n: kept.get(n, self.values[n]) for n in self.structural}
+
+    def beside(self, name: str, value: Value, among: tuple[Value, ...]) -> tuple[Value, ...]:
+        """Return to which of some values of a structural decision a climb goes from another."""
+        others = tuple(v for v in among if v != value)
+        orders = self.machine.decisions()[name].orders
+        near = orders().near(str(value)) if orders else ()
+        return tuple(v for v in near if v in others) or others
+
+    def but_for_orders(self, structure: Mapping[str, Value]) -> tuple[Value, ...]:
+        """Return what structural choices have in common that differ in orders alone."""
+        return tuple(value for name, value in structure.items() if name not in self.orders)
 
     @property
     def raw(self) -> int:
@@ -187,6 +205,7 @@ class Builder:
         self.equals: dict[tuple[str, tuple[int, ...], bytes], Table] = {}
         self.kinds: dict[int, tuple[bool, bool]] = {}
         self.verdicts: dict[Any, dict[tuple[int, ...], bool]] = {}
+        self.reordered: dict[Any, Batch | None] = {}
 
     def forget(self) -> None:
         """Drop what only the laws asked for: of a large space a third of a gigabyte."""
@@ -199,7 +218,7 @@ class Builder:
         if check_schedule(schedule, space.machine, space.problem, space.device):
             return None
         program = space.machine.term(space.problem.operation, schedule.chosen())
-        return Batch(structure, (), (), schedule.chosen(), program, (), 1)
+        return Batch(structure, (), (), schedule.chosen(), lambda: program, (), 1)
 
     def concurrency(self, structure: Mapping[str, Value]) -> Table | None:
         """Return where the judge finds nothing, if it is asked for the whole choice."""
@@ -210,21 +229,43 @@ class Builder:
 
     def batch(self, structure: Mapping[str, Value]) -> Batch | None:
         """Build a batch, or return None if a law leaves nothing of it."""
+        key = self.space.but_for_orders(structure)
+        if key in self.reordered:
+            known = self.reordered[key]
+            return self._in_order(structure, known) if known else None
         found: dict[int, Table] = {}
         term = self._judged(structure, found)
-        if term is None:
-            return None
-        chosen, program = term
-        tables, space = tuple(found.values()), self.space
-        count = space.sums.count(tables)
-        return Batch(structure, space.axes, self.values, chosen, program, tables, count)
+        batch = None
+        if term is not None:
+            chosen, program = term
+            tables, space = tuple(found.values()), self.space
+            count = space.sums.count(tables)
+            batch = Batch(
+                structure, space.axes, self.values, chosen, lambda: program, tables, count
+            )
+        if self.space.orders and (batch is None or waits_at_mbarriers(batch.program)):
+            self.reordered[key] = batch  # the judge's verdict is no table of it
+        return batch
+
+    def _in_order(self, structure: Mapping[str, Value], known: Batch) -> Batch:
+        """Return a batch of the same statements in another order."""
+        machine, operation = self.space.machine, self.space.problem.operation
+        chosen = self._chosen(structure)
+
+        def build() -> Term:
+            with arithmetic(machine), np.errstate(all="ignore"):
+                return machine.term(operation, chosen)
+
+        return replace(known, structure=structure, chosen=chosen, build=build)
+
+    def _chosen(self, structure: Mapping[str, Value]) -> Chosen:
+        return Chosen({n: structure.get(n, self.numbers.get(n)) for n in self.space.values})
 
     def _judged(
         self, structure: Mapping[str, Value], found: dict[int, Table]
     ) -> tuple[Chosen, Term] | None:
         """Add the tables to ``found``; return the term, or None if a law leaves nothing of it."""
-        space = self.space
-        chosen = Chosen({n: structure.get(n, self.numbers.get(n)) for n in space.values})
+        space, chosen = self.space, self._chosen(structure)
         operation = space.problem.operation
         with arithmetic(space.machine):
             requirements = space.machine.requirements(operation, chosen)

@@ -33,7 +33,7 @@ import operator
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
-from itertools import combinations, product
+from itertools import combinations
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -88,7 +88,9 @@ class Decided:
 class _Part:
     """A structural choice and the clauses of its members: False, or a name that z3 knows.
 
-    ``open``: wishes that z3 was not told, and why.
+    ``open``: wishes that z3 was not told, and why.  ``refused``: the judge refused schedules that
+    keep all else.  ``others``: the choices that differ from it in the order of statements, ``each``
+    of them or one of those that are alike.
     """
 
     structure: Mapping[str, Value]
@@ -96,6 +98,9 @@ class _Part:
     clauses: dict[Member, list[str | bool]] = field(default_factory=dict)
     open: dict[Member, str] = field(default_factory=dict)
     judged: bool = False
+    refused: bool = False
+    others: list[_Part] | None = None
+    each: bool = False
 
     def add(self, member: Member, clause: str | bool) -> None:
         """Add a clause, unless it always holds."""
@@ -146,17 +151,22 @@ class Solver:
             self._told += [f"(assert (not (and {a} {b})))" for a, b in combinations(bits, 2)]
             self._told.append(f"(assert (or {' '.join(bits)}))")
         self.own: dict[str, Requirement] = {}
+        self._required: dict[Any, list[tuple[str, str | bool]]] = {}
+        self._of_terms: dict[Any, list[tuple[str, str | bool]]] = {}
+        self._wished: dict[Any, str | bool] = {}
+        self._apart: dict[str, dict[str, Value]] = {}
         with np.errstate(all="ignore"):
-            self._parts = [
-                self._part(dict(zip(space.structural, values, strict=True)))
-                for values in product(*(self._whole.values[n] for n in space.structural))
-            ]
+            one = {name: space.values[name][:1] for name in space.orders}
+            self._parts = [self._part(structure) for structure in self._whole.structures(one)]
         self._likely = [*self._parts]
         self.laws_of = {**LAWS, **own_laws(space.machine.instructions)}
         self.laws = tuple(Member("law", name) for name in {**self.own, **self.laws_of})
         fixed = [Member("fix", name) for name in space.fixed]
         wished = [Member("wish", wish.text) for wish in self.wishes]
         self.members = (*fixed, *wished, *self.laws)
+        self._of_orders = {Member("fix", name) for name in space.orders} | {
+            Member("wish", w.text) for w in self.wishes if {*w.names} & {*space.orders}
+        }
 
     def check(self, active: Container[Member] | None = None, *, first: bool = False) -> Decided:
         """Look for a schedule that keeps the active members; all of them, if None are given.
@@ -167,7 +177,7 @@ class Solver:
         core: set[Member] = set()
         reason = ""
         for part in self._parts if first else self._likely:
-            found = self._check(part, wanted, first=first)
+            found = self._in_some_order(part, wanted, first=first)
             if found.outcome == "sat":
                 self._likely.remove(part)
                 self._likely.insert(0, part)  # the next question may well end here too
@@ -195,6 +205,45 @@ class Solver:
                     minimal = minimal and fewer.outcome == "sat"
         return Decided("unsat", core=tuple(m for m in self.members if m in left), minimal=minimal)
 
+    def _in_some_order(self, part: _Part, active: Container[Member], *, first: bool) -> Decided:
+        """Look for a schedule of a choice; if its order is to blame, of one in another order."""
+        found, orders = self._check(part, active, first=first), self.space.orders
+        blamed = (part.refused and _CONCURRENCY in active) or self._of_orders & {*found.core}
+        if found.outcome == "sat" or not (orders and blamed):
+            return found
+        if part.others is None or part.refused != part.each:
+            part.others, part.each = self._in_other_orders(part), part.refused
+        core, reason = {*found.core}, found.reason
+        for other in part.others:
+            found = self._check(other, active, first=first)
+            if found.outcome == "sat":
+                return found
+            core.update(found.core)
+            reason = reason or found.reason
+        outcome: Literal["unsat", "unknown"] = "unknown" if reason else "unsat"
+        return Decided(outcome, core=tuple(core), reason=reason)
+
+    def _in_other_orders(self, part: _Part) -> list[_Part]:
+        """Return the choices that differ from one in orders, of those that are alike one.
+
+        They are alike if fixed decisions and wishes say the same of them.  That is asked once, if
+        wishes about orders are about no other choice and no term, and the judge is not to blame.
+        """
+        whole, names = self._whole, {*self.space.orders}
+        other = {*self.space.structural} - names
+        about = [wish for wish in self.wishes if names.intersection(wish.names)]
+        mixed = any(wish.quantities or other.intersection(wish.names) for wish in about)
+        if part.refused or mixed or not self._apart:
+            every = whole.structures({n: (part.structure[n],) for n in other})
+            parts = [self._part(one) for one in every]
+            if part.refused or mixed:
+                return parts
+            for one in parts:
+                order = {n: one.structure[n] for n in names}
+                said = str([one.clauses.get(member) for member in self._of_orders])
+                self._apart.setdefault(said, order)
+        return [self._part({**part.structure, **order}) for order in self._apart.values()]
+
     def _part(self, structure: Mapping[str, Value]) -> _Part:
         """Begin with what needs no term: fixed decisions, the machine's laws, some wishes."""
         space, numbers = self.space, self._builder.numbers
@@ -204,23 +253,33 @@ class Solver:
             value = getattr(chosen, name)
             equal = [value == allowed for allowed in space.values[name]]
             part.add(Member("fix", name), self._clause(name, reduce(operator.or_, equal)))
-        for requirement in space.machine.requirements(space.problem.operation, chosen):
-            self.own.setdefault(requirement.name, requirement)
-            clause = self._clause(requirement.name, requirement.holds)
-            part.add(Member("law", requirement.name), clause)
+        key = space.but_for_orders(structure)
+        if key not in self._required:
+            required = space.machine.requirements(space.problem.operation, chosen)
+            self.own |= {r.name: r for r in required if r.name not in self.own}
+            self._required[key] = [(r.name, self._clause(r.name, r.holds)) for r in required]
+        for name, clause in self._required[key]:
+            part.add(Member("law", name), clause)
         self._wish(part, None)
         return part
 
     def _judge(self, part: _Part) -> None:
         """Go on with what is said of the term: laws, and wishes about its quantities."""
         space, part.judged = self.space, True
+        key = space.but_for_orders(part.structure)
         try:
-            program = space.machine.term(space.problem.operation, part.chosen)
-            cases = Case.every(program, space.problem.sizes, space.device)
-            for case in cases:
-                for name, holds in judged(case, self._places if space.axes else {}):
-                    part.add(Member("law", name), self._clause(name, holds))
-            self._wish(part, cases[0])
+            if key not in self._of_terms or any(wish.quantities for wish in self.wishes):
+                program = space.machine.term(space.problem.operation, part.chosen)
+                cases = Case.every(program, space.problem.sizes, space.device)
+                every = (
+                    one
+                    for case in cases
+                    for one in judged(case, self._places if space.axes else {})
+                )
+                self._of_terms[key] = [(name, self._clause(name, holds)) for name, holds in every]
+                self._wish(part, cases[0])
+            for name, clause in self._of_terms[key]:
+                part.add(Member("law", name), clause)
         except ZeroDivisionError:
             part.add(Member("law", "whole_extents"), False)
         except Exception:  # where a law of the machine's own fails, there may be no term
@@ -232,10 +291,15 @@ class Solver:
         for wish in self.wishes:
             if bool(wish.quantities) == (case is not None):
                 member = Member("wish", wish.text)
+                key = wish.text, *map(part.structure.get, wish.names)
+                if case is None and key in self._wished:
+                    part.add(member, self._wished[key])
+                    continue
                 values = named_values(wish.names, part.chosen, self.space.problem.sizes, case)
                 try:
                     holds = wish.holds(values, lambda x: _Truth(self._node_of("", x)))
-                    part.add(member, self._literal(holds.text))
+                    self._wished[key] = self._literal(holds.text)
+                    part.add(member, self._wished[key])
                 except TooWideError as error:
                     part.open[member] = str(error)
 
@@ -312,7 +376,7 @@ class Solver:
 
         These are in the law's table, where a space has one; else it is this schedule alone.
         """
-        axes = self._whole.axes
+        axes, part.refused = self._whole.axes, True
         table = self._builder.concurrency(part.structure) if axes else None
         if table is not None and not table.holds[tuple(at[a] for a in table.axes)]:
             part.add(_CONCURRENCY, self._literal(self._diagram(table)))
@@ -393,8 +457,18 @@ def _bit(axis: int, i: int) -> str:
     return f"is{axis}_{i}"
 
 
+_BYTE, _FEW_ROWS = 256, 1 << 16
+
+
 def _distinct(rows: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.intp]]:
-    """Return the different rows, and which of them each is."""
+    """Return the different rows of numbers from 0 on, in order of their bytes, and each's place."""
+    most, many = int(rows.max(initial=0)) + 1, rows.shape[1]
+    if most <= _BYTE and most**many <= max(len(rows), _FEW_ROWS):  # counted, without a sort
+        number = rows @ most ** np.arange(many)[::-1]
+        seen = np.zeros(most**many, np.bool_)
+        seen[number] = True
+        digits = np.unravel_index(np.flatnonzero(seen), (most,) * many)
+        return np.stack(digits, axis=-1), (np.cumsum(seen) - 1)[number]
     rows = np.ascontiguousarray(rows)
     words = rows.view(np.dtype((np.void, rows.dtype.itemsize * rows.shape[1]))).reshape(-1)
     _, first, which = np.unique(words, return_index=True, return_inverse=True)

@@ -52,10 +52,25 @@ class Space(Choices):
         """Return the structural choices that have admissible schedules."""
         return self._batches
 
-    def structures(self) -> list[dict[str, Value]]:
-        """Return every structural choice, whether it has admissible schedules or not."""
-        every = choices_of(*(self.values[n] for n in self.structural))
+    def structures(
+        self, among: Mapping[str, tuple[Value, ...]] | None = None
+    ) -> list[dict[str, Value]]:
+        """Return every structural choice, whether it has admissible schedules or not.
+
+        ``among``: the values of some decisions that are asked for.
+        """
+        values = {**self.values, **(among or {})}
+        every = choices_of(*(values[n] for n in self.structural))
         return [dict(zip(self.structural, values, strict=True)) for values in every]
+
+    def drawn(self) -> list[dict[str, Value]]:
+        """Return structural choices, of those that differ in orders alone one, drawn at random."""
+        rng, found = np.random.default_rng(0), self.structures(dict.fromkeys(self.orders, (0,)))
+        for name in self.orders:
+            places = rng.integers(len(self.values[name]), size=len(found))
+            for structure, place in zip(found, places, strict=True):
+                structure[name] = self.values[name][place]
+        return found
 
     def batch(self, structure: Mapping[str, Value]) -> Batch | None:
         """Return the batch of a structural choice, built once; None if nothing is admissible."""

@@ -112,8 +112,12 @@ class Layout:
         if len(each) != len(extents):
             raise LayoutError(f"coordinate of {len(each)} parts for a layout of shape {extents}")
         for c, s in zip(each, extents, strict=True):
-            if np.any(np.less(c, 0)) or np.any(np.greater_equal(c, s)):
-                raise LayoutError(f"coordinate {np.min(c)} to {np.max(c)}: mode {s} takes [0, {s})")
+            if isinstance(c, np.ndarray):
+                low, high = (int(c.min()), int(c.max())) if c.size else (0, 0)
+            else:
+                low = high = c
+            if low < 0 or high >= s:
+                raise LayoutError(f"coordinate {low} to {high}: mode {s} takes [0, {s})")
         digits = each if isinstance(coord, tuple) else self._digits(coord)
         parts = (self._at(c) * d for c, d in zip(digits, self.stride, strict=True))
         offset = sum(parts, start=0)

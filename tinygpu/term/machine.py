@@ -30,10 +30,10 @@ import re
 import reprlib
 import traceback
 from abc import ABC
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import reduce
+from functools import cached_property, reduce
 from operator import and_
 from pathlib import Path
 from types import MappingProxyType
@@ -45,6 +45,7 @@ from tinygpu.isa.instructions import INSTRUCTIONS
 from tinygpu.isa.memory import Level
 from tinygpu.term.builder import Kernel, trace
 from tinygpu.term.operation import ACC, Operation, is_matmul
+from tinygpu.term.orders import Orders
 from tinygpu.term.plan import Plan, Term, kernels_of
 from tinygpu.term.program import (
     Buffer,
@@ -70,12 +71,15 @@ __all__ = [
 ]
 
 Value = int | str
+_SHOWN = 24  # values of a decision in a line
 
 
 class Choice:
     """A decision: the values that a schedule may choose from, in order.
 
-    ``before``: what schedules chose that were written when there was no such decision.
+    ``before``: what schedules chose that were written when there was no such decision.  ``orders``
+    gives the values of a structural decision that are orders of the same statements, when somebody
+    asks for them.  Laws other than the judge's say the same of all.
     """
 
     def __init__(
@@ -84,20 +88,32 @@ class Choice:
         structural: bool = False,
         meaning: str = "",
         before: Value | None = None,
+        orders: Callable[[], Orders] | None = None,
     ) -> None:
+        self._given = values
+        self.structural = structural or orders is not None
+        self.meaning = meaning
+        self.before = before
+        self.orders = orders
+        self.name = ""
+        if not orders:
+            _ = self.values  # what is wrong is said where it is written
+
+    @cached_property
+    def values(self) -> tuple[Value, ...]:
+        """What a schedule may choose.  Raises MachineError for none, or for equal ones."""
+        values = self.orders().values if self.orders else self._given
         if strange := [value for value in values if type(value) not in (int, str)]:
             raise MachineError(
                 f"decision with values {values}: {strange[0]!r} is no int and no str"
             )
         if not values or len(set(values)) != len(values):
             raise MachineError(f"decision with values {values}: needs one or more, all different")
-        if before is not None and before not in values:
-            raise MachineError(f"decision with values {values}: before it was {before}, not one")
-        self.values = values
-        self.structural = structural
-        self.meaning = meaning
-        self.before = before
-        self.name = ""
+        if self.before is not None and self.before not in values:
+            raise MachineError(
+                f"decision with values {values}: before it was {self.before}, not one"
+            )
+        return values
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
@@ -343,12 +359,17 @@ class Machine(ABC):
         lines += [f"    {level}".rstrip() for level in self.levels]
         lines += ["  instructions", *(f"    {i}" for i in self.instructions)]
         lines += ["  decisions (* changes the statements, not only their numbers)"]
-        texts = [" ".join(map(str, c.values)) for c in choices]
+        texts = [" ".join(map(str, _few(c.values))) for c in choices]
         width = max(map(len, texts), default=0)
         for c, values in zip(choices, texts, strict=True):
             star = "*" if c.structural else " "
             lines.append(f"   {star}{c.name:14} {values:{width}} {c.meaning}".rstrip())
         return "\n".join(lines)
+
+
+def _few(values: tuple[Value, ...]) -> tuple[Value, ...]:
+    """Return values that a line has room for: of many the first ones, and how many there are."""
+    return values if len(values) <= _SHOWN else (*values[:3], f".. ({len(values)})")
 
 
 def used_instructions(program: Program) -> Iterator[tuple[str, Statement | Buffer]]:

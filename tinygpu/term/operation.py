@@ -38,7 +38,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from itertools import combinations, product
 from types import MappingProxyType
 from typing import Any
@@ -484,9 +484,7 @@ class Operation:
         if missing := [a for a in self.axes if a not in sizes]:
             raise self._error(f"no input has the axis {missing[0]}; its size is not known")
         found: dict[str, Any] = {}
-        points = tuple(
-            None if self.is_contracted(r) else frozenset(self.points_of(r)) for r in self.reductions
-        )
+        points, _ = _spans(self)
         host = all(isinstance(x, np.ndarray) for x in exact.values())
         for block in self._blocks(sizes, _BLOCK if host else _LAUNCHED_BLOCK):
             here = {
@@ -547,9 +545,7 @@ class Operation:
         Axes that no reduction is over are cut until no array on the way is larger than ``largest``
         elements and than every input.
         """
-        expressions = [f for r in self.reductions for f in (*r.factors, value(r.name))]
-        made = {*(o.axes for o in self.outputs), *map(self.axes_of, expressions)}
-        made |= {self.points_of(r) for r in self.reductions if not self.is_contracted(r)}
+        _, made = _spans(self)
         reduced = {a for r in self.reductions for a in r.over}
         steps = dict(sizes)
         have = {a for o in self.outputs for a in o.axes}
@@ -649,6 +645,18 @@ class Operation:
         if self.groups:
             text += f", {self.groups.axis} by {self.groups.ends} of {self.groups.rows}"
         return "; ".join([text, *(f"{output} = {epilogue}" for output, epilogue in self.further)])
+
+
+@lru_cache(64)
+def _spans(operation: Operation) -> tuple[tuple[frozenset[str] | None, ...], set[tuple[str, ...]]]:
+    """Return the axes of each reduction's points, None if it is contracted; and of every array."""
+    points = tuple(
+        None if operation.is_contracted(r) else operation.points_of(r) for r in operation.reductions
+    )
+    expressions = [f for r in operation.reductions for f in (*r.factors, value(r.name))]
+    made = {*(o.axes for o in operation.outputs), *map(operation.axes_of, expressions)}
+    made |= {axes for axes in points if axes is not None}
+    return tuple(None if axes is None else frozenset(axes) for axes in points), made
 
 
 def _true_points(condition: Expression, axes: Sequence[str], sizes: Mapping[str, int]) -> int:

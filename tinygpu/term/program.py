@@ -210,8 +210,9 @@ class Program:
                 if id(access.buffer) not in seen:
                     self._declares(statement, "buffer", access.buffer, self.buffers)
                     seen.add(id(access.buffer))
-                ctas = clusters.get(access.buffer.home, 1)
-                if _below(access.peer, 0) or _below(ctas - 1, access.peer):
+                ctas, peer = clusters.get(access.buffer.home, 1), access.peer
+                alone = isinstance(peer, int) and not peer  # as most are
+                if not alone and (_below(peer, 0) or _below(ctas - 1, peer)):
                     raise ProgramError(
                         f"program {self.name}: {statement}: there is no CTA {access.peer} along "
                         f"{access.buffer.home}; choose one of {number_text(ctas)}"
@@ -221,18 +222,18 @@ class Program:
                         f"program {self.name}: {statement} gives {access.outside} outside; "
                         "only ld.global of a thread's own values can: others give 0"
                     )
-                for extents, steps in (
-                    (statement.values, access.value),
-                    (statement.threads, access.thread),
-                ):
-                    if steps and len(steps) != len(extents):
-                        raise ProgramError(
-                            f"program {self.name}: {statement}: {access.buffer.name} has steps "
-                            f"for {len(steps)} extents, not {len(extents)}; give one for each"
-                        )
-            for ring, *_ in statement.uses:
-                if isinstance(ring, Barrier):
-                    self._declares(statement, "barrier", ring, self.barriers)
+                many = len(access.value), len(access.thread)
+                if many != (whole := (len(statement.values), len(statement.threads))):
+                    for steps, extents in zip(many, whole, strict=True):
+                        if steps and steps != extents:
+                            raise ProgramError(
+                                f"program {self.name}: {statement}: {access.buffer.name} has steps "
+                                f"for {steps} extents, not {extents}; give one for each"
+                            )
+            if not isinstance(statement, Do) or statement.signal:
+                for ring, *_ in statement.uses:
+                    if isinstance(ring, Barrier):
+                        self._declares(statement, "barrier", ring, self.barriers)
 
     def _declares(
         self,
@@ -382,7 +383,7 @@ class Program:
                                     f"{factor}, a tile value, which counts tiles alone; multiply "
                                     f"{' or '.join(values[factor])} by it"
                                 )
-                for name, factor in _placing(statement):
+                for name, factor in _placing(statement) if values else ():
                     if isinstance(factor, str) and factor in values:
                         raise ProgramError(
                             f"program {self.name}: {statement}: a place or a predicate has "
@@ -397,11 +398,11 @@ class Program:
                         if isinstance(read, Scalar):
                             among = known if read.size else self.operation.scalars
                             need(statement, (read.name,), among)
-                for name in (g for a in statement.accesses for g in a.guard if isinstance(g, str)):
-                    if name not in values:
+                for guard in [g for a in statement.accesses if a.guard for g in a.guard]:
+                    if isinstance(guard, str) and guard not in values:
                         raise ProgramError(
                             f"program {self.name}: {statement} is asked whether it is below "
-                            f"{name!r}, no tile value here; give a tile value, True or False"
+                            f"{guard!r}, no tile value here; give a tile value, True or False"
                         )
                 if numbers := statement.numbers:
                     number(statement, numbers, variables, values)

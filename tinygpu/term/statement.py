@@ -108,8 +108,10 @@ class _Answers:
     @property
     def forms(self) -> tuple[Affine, ...]:
         """The affine forms that it itself has: origins, indices, starts."""
-        places = [form for access in self.accesses for form in (*access.origin, access.index)]
-        return (*places, *self.told, *self.compared, *(index for index, _ in self.guards))
+        places = list[Affine]()
+        for access in self.accesses:
+            places += (*access.origin, access.index)
+        return (*places, *self.told, *self.compared, *[index for index, _ in self.guards])
 
     @property
     def compared(self) -> tuple[Affine, ...]:
@@ -435,7 +437,7 @@ class Do(_Simple):
     @property
     def accesses(self) -> tuple[Access, ...]:
         """Its reads and then its write."""
-        return (*(r for r in self.reads if isinstance(r, Access)), self.write)
+        return (*[r for r in self.reads if isinstance(r, Access)], self.write)
 
     @property
     def uses(self) -> tuple[RingUse, ...]:

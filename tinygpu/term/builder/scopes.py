@@ -137,6 +137,12 @@ class Scopes(Declarations):
         tile = term.ForTile("tile", "turn", tuple(body), first, step, tuple(values.items()))
         self._append(tile)
 
+    @contextmanager
+    def aside(self) -> Iterator[list[Statement]]:
+        """Trace statements that are no part of the term, to look at them."""
+        with self._nested() as body:
+            yield body
+
     # which threads
 
     @contextmanager

@@ -4,7 +4,7 @@ Each coordinate of an element is a *form*, factors of names that are the same fo
 grid, of steps), and a number for each cell.  A statement's numbers are arrays by *modes*: its
 threads, then each extent of its values; along a mode that does not matter they have the extent 1.
 
->>> rows = Held(Value("a"), {"a": ((("J", 64),),)}, {"a": [np.arange(4).reshape(1, 4)]})
+>>> rows = Elements(Value("a"), {"a": ((("J", 64),),)}, {"a": [np.arange(4).reshape(1, 4)]})
 >>> print(rows, rows.changed("J", (("s", 1),), 2).at["a"][0])
 a[64*J] [[128 129 130 131]]
 """
@@ -23,8 +23,18 @@ from tinygpu.term.expression import Apply, Constant, Expression, Value
 from tinygpu.term.program import Access, Do
 
 __all__ = [
-    "Cells", "Form", "Held", "Places", "along", "first_along", "fragments", "joined", "line",
-    "moves", "side_by_side", "terms_of",
+    "Elements",
+    "FilledCells",
+    "Form",
+    "Places",
+    "along",
+    "first_along",
+    "fragments",
+    "joined",
+    "line",
+    "moves",
+    "side_by_side",
+    "terms_of",
 ]  # fmt: skip
 
 Form = tuple[tuple[str, int], ...]
@@ -33,18 +43,18 @@ Places = NDArray[np.int64]
 
 
 @dataclass(slots=True)
-class Held:
+class Elements:
     """A tree of atoms, with the form of each coordinate of each atom and the numbers beside it."""
 
     tree: Expression
     forms: dict[str, tuple[Form, ...]]
     at: dict[str, list[Places]]
 
-    def alike(self, other: Held) -> bool:
+    def alike(self, other: Elements) -> bool:
         """Say whether both are of one tree and form."""
         return self.tree == other.tree and self.forms == other.forms
 
-    def changed(self, name: str, form: Form, constant: int) -> Held:
+    def changed(self, name: str, form: Form, constant: int) -> Elements:
         """Return the same with a form and a constant in place of a name."""
         forms: dict[str, tuple[Form, ...]] = {}
         at: dict[str, list[Places]] = {}
@@ -59,7 +69,7 @@ class Held:
                 found.append((kept, places + factor * constant))
             forms[atom] = tuple(kept for kept, _ in found)
             at[atom] = [places for _, places in found]
-        return Held(self.tree, forms, at)
+        return Elements(self.tree, forms, at)
 
     def names(self) -> set[str]:
         """Return the names in its forms."""
@@ -70,14 +80,14 @@ class Held:
         return " ".join(atoms) if len(atoms) == 1 else f"{self.tree} of {' '.join(atoms)}"
 
 
-class Cells:
+class FilledCells:
     """What the cells of a ring hold at an index, by thread (of registers) and cell."""
 
-    def __init__(self, piece: Held, shape: tuple[int, int]) -> None:
+    def __init__(self, piece: Elements, shape: tuple[int, int]) -> None:
         at = {a: [np.zeros(shape, np.int64) for _ in every] for a, every in piece.at.items()}
-        self.held, self.filled = Held(piece.tree, piece.forms, at), np.zeros(shape, bool)
+        self.held, self.filled = Elements(piece.tree, piece.forms, at), np.zeros(shape, bool)
 
-    def put(self, piece: Held, thread: Places, cell: Places) -> bool:
+    def put(self, piece: Elements, thread: Places, cell: Places) -> bool:
         """Fill cells; say whether each gets one element, and the one that it has."""
         if not self.agrees(piece, thread, cell):
             return False
@@ -92,7 +102,7 @@ class Cells:
                 into[thread, cell] = places[first_along(places, still)]
         return self.agrees(piece, thread, cell)
 
-    def agrees(self, piece: Held, thread: Places, cell: Places) -> bool:
+    def agrees(self, piece: Elements, thread: Places, cell: Places) -> bool:
         """Say whether cells that are filled hold what the piece has."""
         filled = self.filled[thread, cell]
         return self.held.alike(piece) and not any(
@@ -101,12 +111,12 @@ class Cells:
             for there, places in zip(self.held.at[atom], every, strict=True)
         )
 
-    def get(self, thread: Places, cell: Places) -> Held | None:
+    def get(self, thread: Places, cell: Places) -> Elements | None:
         """Return what some cells hold, by mode; None: not all of them are filled."""
         if not self.filled[thread, cell].all():
             return None
         at = {atom: [x[thread, cell] for x in every] for atom, every in self.held.at.items()}
-        return Held(self.held.tree, self.held.forms, at)
+        return Elements(self.held.tree, self.held.forms, at)
 
 
 def line(form: Form) -> str:
@@ -130,9 +140,9 @@ def moves(places: Places, modes: Iterable[int]) -> bool:
     return bool((places != places[first_along(places, modes)]).any())
 
 
-def joined(what: object, tree: Expression, pieces: list[Held]) -> Held:
+def joined(what: object, tree: Expression, pieces: list[Elements]) -> Elements:
     """Return what a statement makes of several pieces: their atoms together."""
-    whole = Held(tree, {}, {})
+    whole = Elements(tree, {}, {})
     for piece in pieces:
         for atom, forms in piece.forms.items():
             if whole.forms.setdefault(atom, forms) != forms or any(
@@ -143,7 +153,7 @@ def joined(what: object, tree: Expression, pieces: list[Held]) -> Held:
     return whole
 
 
-def side_by_side(what: object, do: Do, access: Access, halves: list[Held]) -> Held:
+def side_by_side(what: object, do: Do, access: Access, halves: list[Elements]) -> Elements:
     """Return what two CTAs hold, along value mode 3, along which neither moves."""
     mode, (one, other) = 3, halves
     if len(do.values) <= mode or int(do.values[mode]) != 2 or any(access.value[mode]):
@@ -157,12 +167,12 @@ def side_by_side(what: object, do: Do, access: Access, halves: list[Held]) -> He
         ]
         for atom, every in one.at.items()
     }
-    return Held(one.tree, one.forms, at)
+    return Elements(one.tree, one.forms, at)
 
 
 def fragments(
-    what: object, do: Do, x: Held, y: Held, thread: Places, cell: Places
-) -> tuple[Held, Held, Places, Places, tuple[int, ...]]:
+    what: object, do: Do, x: Elements, y: Elements, thread: Places, cell: Places
+) -> tuple[Elements, Elements, Places, Places, tuple[int, ...]]:
     """Return a warp's product by modes: those of its sums, then those of k, and their extents.
 
     Lane 4 g + q holds of the sums rows g + 8 half and columns 2 q + pair; of A the same rows and,
@@ -174,7 +184,7 @@ def fragments(
     """
     types = {a.buffer.dtype for a in do.reads[:2] if isinstance(a, Access)}
     wide = types == {"tf32"}
-    if do.instruction.name != "mma.sync" or not (wide or types <= {"bf16", "f16"}):
+    if not (wide or types <= {"bf16", "f16"}):
         uncertified(f"{what}: fragments of {' '.join(sorted(types))}")
     if tuple(map(int, do.values[:3])) != (2, 2, 2) or len(do.values) != 5:
         uncertified(f"{what}: values {do.values}")
@@ -201,8 +211,8 @@ def fragments(
         q, g, w, pair, half, _, columns, rows = (found := lanes(places, one=(5,))).shape
         return found.reshape(q, g, w, pair, half, columns, rows, 1, 1, 1)
 
-    a = Held(x.tree, x.forms, {n: [*map(left, every)] for n, every in x.at.items()})
-    b = Held(y.tree, y.forms, {n: [*map(right, every)] for n, every in y.at.items()})
+    a = Elements(x.tree, x.forms, {n: [*map(left, every)] for n, every in x.at.items()})
+    b = Elements(y.tree, y.forms, {n: [*map(right, every)] for n, every in y.at.items()})
     columns, rows = map(int, do.values[3:])
     extents = (4, 8, threads // 32, 2, 2, columns, rows, 4, 1 if wide else 2, 2)
     return a, b, sums(thread), sums(cell), extents
