@@ -749,12 +749,13 @@ def _attention_replay(*, each: bool) -> str:
             for i, one in enumerate(tree["problems"])
         ]  # fmt: skip
         return f"{_markdown(columns, rows)}\n\nMeasured {_card(tree['landscapes'])}."
-    columns = ("strategy", "#walks", "#to 99 %", "#worst problem", "#ended before", *(
+    columns = ("order", "#walks", "#to 99 %", "#worst problem", "#to 95 %", "#worst at 95 %", *(
         f"#after {n}" for n in every[0]["best_at"]))  # fmt: skip
-    walks = len(tree["problems"])
+    problems = len(tree["problems"])
     rows = [
-        (row["strategy"], row["seeds"] * walks, f"{row['mean']:.1f}", f"{row['worst']:.0f}",
-         row["ended"], *(f"{ratio:.3f}" for ratio in row["best_at"].values()))
+        (row["strategy"], row["seeds"] * problems, f"{row['mean']:.1f}", f"{row['worst']:.0f}",
+         f"{row['mean_wide']:.1f}", f"{row['worst_wide']:.0f}",
+         *(f"{ratio:.3f}" for ratio in row["best_at"].values()))
         for row in every
     ]  # fmt: skip
     return _markdown(columns, rows)

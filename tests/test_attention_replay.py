@@ -10,7 +10,15 @@ import pytest
 
 from benchmarks import attention_replay
 from benchmarks.attention_landscapes import FILE
-from benchmarks.attention_replay import WALKS, load, met, row_of
+from benchmarks.attention_replay import (
+    FOLDS,
+    WALKS,
+    by_the_other_visit,
+    corrected,
+    load,
+    met,
+    row_of,
+)
 from benchmarks.replay_held_out import Listed
 from benchmarks.tree_search import tree
 from tinygpu.term.schedule import Schedule
@@ -51,6 +59,7 @@ def test_a_row_counts_all_where_a_walk_ends_before() -> None:
     walks = [[[2 * best, 1.005 * best, best]], [[2 * best]]]
     row = row_of("some", [land, land], walks)
     assert row["evaluations"] == [2, len(EVERY)]
+    assert row["mean_wide"] == row["mean"]
     assert (row["mean"], row["worst"], row["ended"]) == ((2 + len(EVERY)) / 2, len(EVERY), 1)
     assert row["best_at"][1] == pytest.approx(0.5)
     assert row["best_at"][4] == pytest.approx(math.sqrt(0.5), abs=1e-4)
@@ -94,4 +103,21 @@ def test_the_recorded_rows_are_what_is_found_now() -> None:
         if seeds == 1:
             here = row_of(name, lands, [[met(land, strategy, start, 0)] for land in lands])
             assert here["evaluations"] == rows[name]["evaluations"]
-    assert all(row["seeds"] >= attention_replay.SEEDS for n, row in rows.items() if n == "random")
+    assert rows["random"]["seeds"] == attention_replay.SEEDS
+    noise = json.loads(json.dumps(by_the_other_visit()))
+    assert noise["evaluations"] == rows["by the other visit"]["evaluations"]
+
+
+def test_other_problems_correct_a_prediction_that_is_wrong_everywhere() -> None:
+    """One value is slow on all problems: the model's order comes to it last when it is told."""
+    lands = [landscape(0.5)] * FOLDS
+    better = corrected(lands, 0)
+    for c, off in (("x", 1.0), ("y", 0.0)):
+        logs = [
+            math.log(better.predicted[s] / t) for s, t in lands[0].predicted.items() if s["c"] == c
+        ]
+        assert max(logs) - min(logs) < 0.2
+        assert np.mean(logs) == pytest.approx(0.5 * off - 0.25, abs=0.1)
+    assert corrected([lands[0], *[landscape()] * (FOLDS - 1)], 0).predicted == pytest.approx(
+        lands[0].predicted
+    )
