@@ -748,7 +748,8 @@ def _attention_replay(*, each: bool) -> str:
              *(f"{row['evaluations'][i]:.3g}" for row in every))
             for i, one in enumerate(tree["problems"])
         ]  # fmt: skip
-        return f"{_markdown(columns, rows)}\n\nMeasured {_card(tree['landscapes'])}."
+        card = _card({"provenance": tree["landscapes"]})
+        return f"{_markdown(columns, rows)}\n\nTimes of the {card}."
     columns = ("order", "#walks", "#to 99 %", "#worst problem", "#to 95 %", "#worst at 95 %", *(
         f"#after {n}" for n in every[0]["best_at"]))  # fmt: skip
     problems = len(tree["problems"])
