@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +34,8 @@ __all__ = ["Candidate", "Neighbourhood"]
 
 _FURTHER = 2
 """Decisions that may change with another, where that alone is illegal."""
+_CROSSED = 24
+"""Most schedules that are crossed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,25 @@ class Neighbourhood:
         for one in found:
             best.setdefault(one.schedule, one)
         return [one for one in best.values() if one.schedule != schedule]
+
+    def crossed(self, schedule: Schedule, others: Sequence[Schedule]) -> list[Candidate]:
+        """Return a schedule with what others choose where schedules of the model tie.
+
+        These are the decisions of ``Machine.apart`` beyond its spread: every value of one that
+        others have, in their order, with every one of the next.
+        """
+        space, machine = self.space, self.space.machine
+        tied = [name for name in machine.apart if name not in machine.spread]
+        seen = [list(dict.fromkeys(one[name] for one in (schedule, *others))) for name in tied]
+        here = np.array([space.values[n].index(schedule[n]) for n in space.axes], np.int64)
+        found: list[Candidate] = []
+        for values in product(*reversed(seen)) if tied else ():
+            if self.until.passed() or len(found) == _CROSSED:
+                break
+            chosen = dict(zip(reversed(tied), values, strict=True))
+            own = tuple(chosen.get(name, schedule[name]) for name in space.structural)
+            found += self._changed(own, here, [()])
+        return found
 
     def _changed(
         self,

@@ -55,6 +55,8 @@ _FINAL_TIMES, _FINAL_LEAST = 1.2, 0.5
 """What is kept for it once a batch was timed: so often as long as that took, and seconds more."""
 _ASSEMBLING_SHARE, _LEAST_ASSEMBLING = 0.2, 1.0
 """Of a search's time, what ptxas may take to order the model's best, and the seconds it needs."""
+_CROSSED = 32
+"""With what so many of the model's best choose the first of them is crossed."""
 _MOST_AT_ONCE = 16
 """Kernels of the first batch, at most: those of as many cores take as long to build as one."""
 _CAPTURE_SECONDS, _LEAST_ROUNDS = 0.08, 5
@@ -199,7 +201,8 @@ class _Climb:
         if asking >= _LEAST_ASSEMBLING:
             self.first = self.by_code(first, self.until.sooner(asking))
         self.near = {n: Neighbourhood(space, self.until) for n, space in self.spaces.items()}
-        self.predicted = {c.schedule: c.predicted_seconds for c in first}
+        self.first = self.crossed(self.first)
+        self.predicted = {c.schedule: c.predicted_seconds for c in (*first, *self.first)}
         self.evaluated: dict[Schedule, Measurement] = {}
         self.beside: list[str] = []
         self.peers: list[Measurement] = []
@@ -242,6 +245,22 @@ class _Climb:
             )
         return self.final(right, modules)
 
+    def crossed(self, first: Sequence[Candidate]) -> list[Candidate]:
+        """Add the model's best with what others choose where it ties; the best of each kind stays.
+
+        Of a machine without such decisions nothing is added, and nothing reordered.
+        """
+        more = []
+        for name, near in self.near.items():
+            mine = [one.schedule for one in first if one.schedule.machine == name]
+            more += near.crossed(mine[0], mine[1:_CROSSED]) if mine else []
+        if not more:
+            return list(first)
+        best: dict[object, Candidate] = {}
+        for one in sorted((*first, *more), key=lambda c: c.predicted_seconds):
+            best.setdefault(self.apart(one.schedule), one)
+        return list(best.values())
+
     def by_code(self, first: Sequence[Candidate], until: Deadline) -> list[Candidate]:
         """Order by the time with the registers and spills that ptxas says, as far as it is asked.
 
@@ -268,7 +287,7 @@ class _Climb:
 
     def apart(self, schedule: Schedule) -> object:
         """Return what tells schedules apart by more than details."""
-        names = self.spaces[schedule.machine].machine.spread
+        names = self.spaces[schedule.machine].machine.apart
         return schedule.machine, *(schedule[n] for n in names or dict(schedule.decisions))
 
     def changes(self, schedule: Schedule) -> list[Candidate]:

@@ -109,12 +109,12 @@ def searched(
 ) -> tuple[Ranking, Tuned]:
     """Rank the schedules of spaces of one problem, and climb from the best by measuring.
 
-    No two that it starts from are of one machine and alike in its ``spreads``, by default what the
-    machine calls so.  ``client`` is as ``client_of`` gives it.  Raises what ``ranked`` and
+    No two that it starts from are of one machine and alike in its ``spreads``, by default its
+    ``Machine.apart``.  ``client`` is as ``client_of`` gives it.  Raises what ``ranked`` and
     ``climb`` raise.
     """
     problem = spaces[0].problem
-    apart = {space.machine.name: space.machine.spread for space in spaces} | {
+    apart = {space.machine.name: space.machine.apart for space in spaces} | {
         name: names for name, names in (spreads or {}).items() if names
     }
     with _beginning() if client is None else nullcontext() as crew:

@@ -325,6 +325,15 @@ class Machine(ABC):
         """Return whether an architecture has all its instructions."""
         return all(instruction.runs_on(arch) for instruction in cls.instructions)
 
+    @property
+    def apart(self) -> tuple[str, ...]:
+        """What schedules differ in from which a search by measuring starts.
+
+        That is ``spread``, and the orders of the same statements: the model ties them.
+        """
+        orders = [name for name, choice in self.decisions().items() if choice.orders]
+        return (*self.spread, *orders) if self.spread else ()
+
     @classmethod
     def decisions(cls) -> dict[str, Choice]:
         """Return the decisions by name, in order of declaration."""
