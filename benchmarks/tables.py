@@ -734,6 +734,34 @@ def _policy() -> str:
     return _markdown(columns, rows)
 
 
+def _attention_replay(*, each: bool) -> str:
+    """Return how soon walks find the best of attention's landscapes: by strategy, or each."""
+    path = FOLDER.parent / "h100" / "attention_replay.json"
+    tree = json.loads(path.read_text(encoding="utf-8"))
+    every = tree["rows"]
+    if each:
+        columns = ("heads", "#keys", "#d", "mask", "#schedules", "#best", "#A/A", *(
+            f"#{row['strategy']}" for row in every))  # fmt: skip
+        rows = [
+            (one["heads"], one["n"], one["d"], one["mask"], one["schedules"],
+             time_text(one["seconds"]), f"{one['noise']:.1%}".replace("%", " %"),
+             *(f"{row['evaluations'][i]:.3g}" for row in every))
+            for i, one in enumerate(tree["problems"])
+        ]  # fmt: skip
+        card = _card({"provenance": tree["landscapes"]})
+        return f"{_markdown(columns, rows)}\n\nTimes of the {card}."
+    columns = ("order", "#walks", "#to 99 %", "#worst problem", "#to 95 %", "#worst at 95 %", *(
+        f"#after {n}" for n in every[0]["best_at"]))  # fmt: skip
+    problems = len(tree["problems"])
+    rows = [
+        (row["strategy"], row["seeds"] * problems, f"{row['mean']:.1f}", f"{row['worst']:.0f}",
+         f"{row['mean_wide']:.1f}", f"{row['worst_wide']:.0f}",
+         *(f"{ratio:.3f}" for ratio in row["best_at"].values()))
+        for row in every
+    ]  # fmt: skip
+    return _markdown(columns, rows)
+
+
 def _judged() -> str:
     """Return what the judge says of random schedules, and how long it takes."""
     tree = json.loads((FOLDER.parent / "judged.json").read_text(encoding="utf-8"))
@@ -894,6 +922,8 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "attention": _attention,
     "attention searched": lambda: _attention("attention_searched"),
     "attention decode": _decode,
+    "attention replay": partial(_attention_replay, each=False),
+    "attention replay problems": partial(_attention_replay, each=True),
     "grouped": _grouped,
     "grouped gated": partial(_grouped, gated=True),
     "rmsnorm matmul": _rmsnorm_matmul,
