@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.hopper_terms import dos
+from tests.hopper_terms import term as hopper
 from tests.test_cli import complaint, tinygpu
+from tinygpu.checker.make import certified
+from tinygpu.checker.written import written
 from tinygpu.codegen.emulator import Module
 from tinygpu.codegen.runtime.bundle import digest
 from tinygpu.machines.hopper import STARTS, Hopper
 from tinygpu.machines.simt import LADDER, Simt
 from tinygpu.term.machine import Machine
 from tinygpu.term.operation import Problem, matmul
+from tinygpu.term.program import Access
 from tinygpu.term.schedule import Schedule, to_json
-from tinygpu.term.text import key_of
+from tinygpu.term.text import key_of, text_of
 
 SIZES = {"m": 512, "n": 512, "k": 512}
 
@@ -42,7 +48,29 @@ def made(tmp_path: Path) -> tuple[Path, Path]:
 def test_a_certificate_is_verified(made: tuple[Path, Path]) -> None:
     result = tinygpu("verify", *made)
     assert result.exit_code == 0
-    assert result.stdout.startswith("accepted: ")
+    order, meaning = result.stdout.splitlines()
+    assert order.startswith("order accepted: ")
+    assert meaning == "meaning accepted: c: each element once, of acc over k, each term once"
+
+
+def test_what_stores_elsewhere_is_refused(tmp_path: Path) -> None:
+    """Its order is right, and what it computes is not."""
+    term, certificate = tmp_path / "k.term", tmp_path / "k.certificate"
+    wrong = dos(hopper("plain"), "st.global", lambda do: replace(do, write=aside(do.write)))
+    found, _ = certified(wrong)
+    assert found is not None
+    term.write_text(text_of(wrong))
+    certificate.write_text(written(wrong, found))
+    result = tinygpu("verify", term, certificate)
+    assert result.exit_code == 1
+    order, meaning = result.stdout.splitlines()
+    assert order.startswith("order accepted: ")
+    assert meaning.startswith("meaning refused: store: ")
+
+
+def aside(write: Access) -> Access:
+    row, column = write.origin
+    return replace(write, origin=(row, column + 8))
 
 
 def test_a_term_that_was_changed_is_refused(made: tuple[Path, Path]) -> None:
@@ -52,7 +80,7 @@ def test_a_term_that_was_changed_is_refused(made: tuple[Path, Path]) -> None:
     term.write_text(text)
     result = tinygpu("verify", term, certificate)
     assert result.exit_code == 1
-    assert result.stdout == "refused: certificate: it is of another term\n"
+    assert result.stdout == "order refused: certificate: it is of another term\n"
 
 
 def test_a_claim_that_was_changed_is_refused_with_its_line(made: tuple[Path, Path]) -> None:
@@ -88,7 +116,7 @@ def test_a_term_of_another_class_is_not_certified(made: tuple[Path, Path], tmp_p
     certificate.write_text(bound)
     result = tinygpu("verify", other, certificate)
     assert result.exit_code == 3
-    assert result.stdout.startswith("not certified: ")
+    assert result.stdout.startswith("order not certified: ")
 
 
 def test_ptx_names_its_term_and_its_certificate(made: tuple[Path, Path], tmp_path: Path) -> None:

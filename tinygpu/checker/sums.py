@@ -35,6 +35,7 @@ from tinygpu.checker.outcome import RefusedError, Ruling, UncertifiedError, refu
 from tinygpu.checker.protocol import Action, Protocol
 from tinygpu.checker.provenance import STEP, STEPS, Key, Product, Provenance
 from tinygpu.term.expression import Apply, Constant, Expression, Value
+from tinygpu.term.operation import Operation
 from tinygpu.term.program import Do, Program
 
 __all__ = ["computed"]
@@ -46,11 +47,23 @@ _Terms = list[tuple[bytes, int]]
 def computed(program: Program) -> Ruling:
     """Check that a term, whose order was accepted, computes its operation."""
     try:
+        _require_sums(program.operation)
         return Ruling("accepted", _Sums(Provenance(Protocol(program))).check())
     except RefusedError as error:
         return Ruling("refused", str(error))
     except UncertifiedError as error:
         return Ruling("not certified", str(error))
+
+
+def _require_sums(operation: Operation) -> None:
+    """Say "not certified" of an operation that is something else than sums of products."""
+    inputs = {operand.name for operand in operation.inputs}
+    if not operation.reductions or operation.groups:
+        uncertified(f"{operation.name} has {'groups of rows' if operation.groups else 'no sums'}")
+    for r in operation.reductions:
+        products = len(r.factors) == 2 and {*map(str, r.factors)} <= inputs
+        if r.operator != "add" or len(r.over) != 1 or not products:
+            uncertified(f"{operation.name}: {r.name} is no sum of products of two inputs")
 
 
 class _Sums:

@@ -211,7 +211,7 @@ def check(
         say(f"legal: {schedule} on {given.device.name}")
         say(f"  no deadlock, no race: {proof}")
         say(f"  it {meaning}")
-        say(f"  its sums, traced for all sizes: {sums}")
+        say(f"  by provenance, for all sizes, {sums}")
         say(f"  {code}")
     if broken:
         raise typer.Exit(1)
