@@ -249,6 +249,13 @@ def test_registers_are_written_always_or_not_at_all() -> None:
         assert computed(program).accepted
 
 
+def test_an_instruction_with_an_operator_of_its_own_is_not_believed() -> None:
+    def negated(do: Do) -> Do:
+        return replace(do, instruction=replace(do.instruction, variants=("neg",)), variant="neg")
+
+    assert computed(dos(term("plain"), "cvt", negated)).word == "not certified"
+
+
 def test_what_is_stored_is_of_its_place() -> None:
     def aside(do: Do) -> Do:
         row, column = do.write.origin

@@ -259,6 +259,9 @@ class Provenance:
             uncertified(f"{action}: of some values, or of other lanes")
         if do.instruction.meaning is not None or do.instruction.lower is not None:
             uncertified(f"{action}: the user's own")
+        assert action.entry is not None
+        if action.entry.makes != "moved" and do.variant not in do.instruction.variants:
+            uncertified(f"{action}: {do.variant} is no operator of {do.instruction.name}")
         whole = self.threads(action, do)
         ctas = 2 if do.multicast and is_product(action) else 1
         references = list(action.references)
@@ -293,10 +296,11 @@ class Provenance:
     def tree(self, action: Action, do: Do, given: list[Expression]) -> Expression:
         """Return what a statement makes of what it reads."""
         assert action.entry is not None
-        if action.entry.makes == "moved" and len(given) == 1:
+        operators = do.instruction.variants
+        if action.entry.makes == "moved" and len(given) == 1 and not operators:
             return given[0]
         if action.entry.makes == "applied":
-            return Apply(do.variant or do.instruction.name, tuple(given))
+            return Apply(do.variant, tuple(given))
         return uncertified(f"{action}: what {do.instruction.name} makes")
 
     def read(self, action: Action, do: Do, source: Any, own: list[Reference]) -> Elements:
