@@ -26,7 +26,7 @@ from tests.sample import draws, some
 from tinygpu.checker.elements import FilledCells
 from tinygpu.checker.make import certified
 from tinygpu.checker.provenance import Provenance
-from tinygpu.checker.sums import _Sums, computed
+from tinygpu.checker.sums import _Totals, computed
 from tinygpu.errors import TinyGpuError
 from tinygpu.isa.instructions import INSTRUCTIONS
 from tinygpu.machines import MACHINES, blackwell, hopper
@@ -162,7 +162,7 @@ def test_terms_are_counted() -> None:
     def fewer(s: Statement) -> Statement:
         return replace(s, trips=3) if isinstance(s, For) and s.var == "slice" else s
 
-    needed(rewritten(term("plain"), fewer), _Sums, "whole", nothing)
+    needed(rewritten(term("plain"), fewer), _Totals, "whole", nothing)
 
 
 def test_they_are_counted_for_many_steps() -> None:
@@ -170,7 +170,7 @@ def test_they_are_counted_for_many_steps() -> None:
         return When(var("kt"), 5, (do,))
 
     program = dos(term("plain"), "wgmma", first)
-    needed(program, _Sums, "numbers", lambda _: range(1, 5))
+    needed(program, _Totals, "numbers", lambda _: range(1, 5))
 
 
 def test_a_mode_that_nobody_moves_along_adds_again() -> None:
@@ -268,20 +268,20 @@ def test_each_element_is_stored_once() -> None:
     def fewer(s: Statement) -> Statement:
         return replace(s, trips=1) if isinstance(s, For) and s.var == "half" else s
 
-    needed(rewritten(term("plain"), fewer), _Sums, "stored_once", nothing)
+    needed(rewritten(term("plain"), fewer), _Totals, "stored_once", nothing)
 
 
 def test_arrays_lie_row_by_row() -> None:
     program = term("plain")
     pitches = tuple((n, value("m") if n == "ld_c" else e) for n, e in program.parameters)
-    needed(replace(program, parameters=pitches), _Sums, "dense", nothing)
+    needed(replace(program, parameters=pitches), _Totals, "dense", nothing)
 
 
 def test_the_steps_reach_the_end_of_the_axis() -> None:
     program = term("plain")
     half = Apply("ceildiv", (value("k"), Constant(128)))
     steps = tuple((n, half if n == "trips" else e) for n, e in program.parameters)
-    needed(replace(program, parameters=steps), _Sums, "reaches", lambda *_: True, "not certified")
+    needed(replace(program, parameters=steps), _Totals, "reaches", lambda *_: True, "not certified")
 
 
 def test_threads_that_leave_store_nothing_inside() -> None:
@@ -294,7 +294,7 @@ def test_threads_that_leave_store_nothing_inside() -> None:
         return replace(s, access=replace(s.access, origin=(row + 1, column)))
 
     assert any(isinstance(s, Exit) for s, _ in walk(program))
-    needed(rewritten(program, sooner), _Sums, "exit_outside", nothing, "not certified")
+    needed(rewritten(program, sooner), _Totals, "exit_outside", nothing, "not certified")
 
 
 def test_lines_of_the_reduced_axis_are_loaded() -> None:

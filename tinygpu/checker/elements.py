@@ -228,9 +228,8 @@ def terms_of(tree: Expression, parts: dict[str, list[str]]) -> str:
     True
     """
     match tree:
-        case Apply("fma", (a, b, c)):
-            return terms_of(Apply("add", (Apply("mul", (a, b)), c)), parts)
-        case Apply("add" | "mul" | "max" | "min" as how, _):
+        case Apply("add" | "fma" | "mul" | "max" | "min" as how, _):
+            how = "add" if how == "fma" else how
             terms = sorted(one for one in _flat(how, tree, parts) if (how, one) != ("add", "0.0"))
             for name, tags in parts.items() if how == "add" else ():
                 if [one for one in terms if one in tags] == sorted(tags):

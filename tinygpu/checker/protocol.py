@@ -418,6 +418,11 @@ class Protocol:
         first, step = self.tiles_of[actor.number]
         return residue % step == first
 
+    def steps_by(self, actor: Actor) -> str:
+        """Return the variable of an agent's loop over steps, "" if it has none."""
+        *_, loop = self._bodies[actor.number]
+        return "" if loop is None else loop.var
+
     # Rings.
 
     def ring(self, actor: Actor, buffer: Buffer, cta: tuple[int, ...]) -> PacedRing:

@@ -53,7 +53,7 @@ STEP, STEPS, _BLOCK = "s", "S", "J"
 """The step, the number of steps, and the block of a ring that an index names."""
 
 
-class _UnknownError(Exception):
+class _LaterError(Exception):
     """What is read there is not known yet."""
 
 
@@ -134,7 +134,7 @@ class Provenance:
             for action in self.p.todo[part][number]:
                 try:
                     self.act(action)
-                except _UnknownError as error:
+                except _LaterError as error:
                     waiting, first = waiting + 1, first or f"{action}: {error}"
                     self.open |= {self.key(action, r)[0] for r in action.references if r.write}
         return waiting, first
@@ -148,7 +148,7 @@ class Provenance:
     def form(self, action: Action, affine: Affine) -> tuple[Form, int]:
         """Return an origin's form and constant; a loop's variable is its start and the step."""
         env, constant, found = self.env(action), int(affine.constant), defaultdict[str, int](int)
-        loop = self.p._bodies[action.actor.number][2]
+        steps_by = self.p.steps_by(action.actor) if action.part == "loop" else ""
         for name, factor in affine.terms:
             if isinstance(factor, str):
                 if name in env:
@@ -157,7 +157,7 @@ class Provenance:
                     found[f"{factor}*{name}"] += 1
             elif name in env:
                 constant += factor * env[name]
-            elif loop is not None and name == loop.var and action.part == "loop":
+            elif name == steps_by:
                 found[STEP] += factor
                 constant += factor * self.first
             elif name == self.p.param:
@@ -317,12 +317,14 @@ class Provenance:
         (one,) = own
         key, ahead = self.key(action, one)
         thread, cell = self.cells(action, do, source)
-        every = self.local.get(key) or [self.known[k] for k in (key,) if k in self.known]
+        every = self.local.get(key, [])
+        if not every and key in self.known:
+            every = [self.known[key]]
         if key in self.open and self.is_local(one.ring):
-            raise _UnknownError(f"what {one.ring.name} holds is not known yet")
+            raise _LaterError(f"what {one.ring.name} holds is not known yet")
         held = next(filter(None, (cells.get(thread, cell) for cells in every)), None)
         if held is None:
-            raise _UnknownError(f"{one.ring.name} is not written, or of several trees")
+            raise _LaterError(f"{one.ring.name} is not written, or of several trees")
         if one.ring.number in self.sums and key not in self.local:
             self.reads_sums[action.number].append((key, one.cells))
         named: dict[str, Form] = {"loop": ((STEP, 1),), "tail": ((STEPS, 1),)}
@@ -391,10 +393,10 @@ class Provenance:
     def prologue(self, action: Action, do: Do, key: Key, ahead: int, piece: Elements) -> None:
         """Ask that what is written before the loop is what the loop's writes say of its block."""
         if key not in self.known:
-            raise _UnknownError("no step writes this")
+            raise _LaterError("no step writes this")
         held = self.known[key].get(*self.cells(action, do, do.write))
         if held is None:
-            raise _UnknownError("no step writes all of this")
+            raise _LaterError("no step writes all of this")
         held = held.changed(_BLOCK, (), ahead)
         if not held.alike(piece) or any(
             (a != b).any() for n in held.at for a, b in zip(held.at[n], piece.at[n], strict=True)

@@ -24,7 +24,7 @@ c: each element once, of acc over k, each term once
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import prod
 
@@ -32,7 +32,7 @@ import numpy as np
 
 from tinygpu.checker.elements import Form, line
 from tinygpu.checker.outcome import RefusedError, Ruling, UncertifiedError, refuse, uncertified
-from tinygpu.checker.protocol import Action, Protocol
+from tinygpu.checker.protocol import Action, Part, Protocol
 from tinygpu.checker.provenance import STEP, STEPS, Key, Product, Provenance
 from tinygpu.term.expression import Apply, Constant, Expression, Value
 from tinygpu.term.operation import Operation
@@ -48,7 +48,7 @@ def computed(program: Program) -> Ruling:
     """Check that a term, whose order was accepted, computes its operation."""
     try:
         _require_sums(program.operation)
-        return Ruling("accepted", _Sums(Provenance(Protocol(program))).check())
+        return Ruling("accepted", _Totals(Provenance(Protocol(program))).check())
     except RefusedError as error:
         return Ruling("refused", str(error))
     except UncertifiedError as error:
@@ -66,7 +66,7 @@ def _require_sums(operation: Operation) -> None:
             uncertified(f"{operation.name}: {r.name} is no sum of products of two inputs")
 
 
-class _Sums:
+class _Totals:
     """A term's products by the sums that they add to, and its stores."""
 
     def __init__(self, walked: Provenance) -> None:
@@ -119,10 +119,11 @@ class _Sums:
 
     def order(self, steps: int) -> Iterator[tuple[int, Action]]:
         """Yield what happens to a tile of so many steps, and after how many of them."""
-        for part, turns in (("head", (0,)), ("loop", range(steps)), ("tail", (steps,))):
-            for at in turns:
+        turns: dict[Part, Sequence[int]] = {"head": (0,), "loop": range(steps), "tail": (steps,)}
+        for part, every in turns.items():
+            for at in every:
                 for number in self.w.lead:
-                    for action in self.p.todo[part][number]:  # type: ignore[index]
+                    for action in self.p.todo[part][number]:
                         if all(c + d * at + e * (steps - at) < 0 for c, d, e in action.guards):
                             yield at, action
 
@@ -210,7 +211,8 @@ class _Sums:
                 grid = [a.extent for a in program.grid if a.var == variable]
                 if not grid or not self.reaches(grid[0], axis, extent):
                     uncertified(f"{name}: tiles of {extent} do not surely cover {axis}")
-            self.tiled_once(name, tile)
+            for residue in range(self.p.period):
+                self.stored_once(name, tile, residue)
             strange = {a.var for a in program.grid} - {*used} - self.w.alone - split
             if strange:
                 refuse(f"store: {name}: each {min(strange)} stores the same")
@@ -291,13 +293,8 @@ class _Sums:
                 ) != (replace(store.write, guard=()), store.values, store.threads):  # fmt: skip
                     uncertified(f"{action}: it asks of other elements than are stored")
 
-    def tiled_once(self, name: str, tile: list[int]) -> None:
-        """Ask that stores cover a tile, each element once."""
-        for residue in range(self.p.period):
-            self.stored_once(name, tile, residue)
-
     def stored_once(self, name: str, tile: list[int], residue: int) -> None:
-        """Ask the same of the tiles of a residue."""
+        """Ask that stores cover a tile of a residue, each element once."""
         places = [
             x
             for a in self.p.actions if self.p.takes(a.actor, residue)
