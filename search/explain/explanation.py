@@ -56,7 +56,7 @@ WORDS: Mapping[str, str] = {
 class Change:
     """A single decision changed: from one value to another, and the time then.
 
-    ``spill`` says whether registers are predicted to spill, which the time does not count.
+    ``spill`` says whether registers are predicted to spill.
     """
 
     decision: str
