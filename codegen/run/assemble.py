@@ -28,7 +28,6 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,14 +35,12 @@ from typing import Any
 
 from tinygpu.codegen.run.ptxas_faults import faults_of, way_out
 from tinygpu.codegen.run.scoreboards import Waits, unwaited
-from tinygpu.cores import cores
 from tinygpu.errors import AssemblyError
 
 __all__ = [
     "DROPPED",
     "Cubin",
     "assemble",
-    "assemble_many",
     "cache_folder",
     "check_waits",
     "every_ptxas",
@@ -153,23 +150,6 @@ def assemble(
     cubin = _run(ptxas, ptx, arch, extra)
     _write(path, cubin)
     return cubin
-
-
-def assemble_many(texts: Sequence[tuple[str, str]]) -> tuple[Cubin | AssemblyError, ...]:
-    """Assemble (PTX, arch) pairs in parallel; a text that fails gives its error in its place.
-
-    Raises AssemblyError where there is no ptxas.
-    """
-    find_ptxas()
-
-    def one(text: tuple[str, str]) -> Cubin | AssemblyError:
-        try:
-            return assemble(*text)
-        except AssemblyError as error:
-            return error
-
-    with ThreadPoolExecutor(cores()) as pool:
-        return tuple(pool.map(one, texts))
 
 
 def sass(cubin: bytes) -> str:
