@@ -16,6 +16,7 @@ from tinygpu.cli.folder import claimed
 from tinygpu.cli.given import (
     DEVICE,
     DTYPE,
+    FIX,
     LAYOUT,
     MACHINE,
     Given,
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from tinygpu.space.space import Space
     from tinygpu.term.program import Buffer, Program
 
-__all__ = ["Layer", "add_to"]
+__all__ = ["Layer", "demo"]
 
 SPREAD = ("tile_m", "tile_n", "consume", "thread_m", "thread_n")
 """What the schedules of a layer differ in: the best of all differ in details alone."""
@@ -101,11 +102,6 @@ class Layer:
         return peer[0].seconds if peer else None
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add the command to the command line."""
-    app.command()(demo)
-
-
 def demo(
     out: Annotated[Path, typer.Option(help="Folder of the report.")] = Path("report"),
     tokens: Annotated[int, typer.Option(help="Rows of each product.")] = 4096,
@@ -115,9 +111,7 @@ def demo(
     device: DEVICE = "",
     top: Annotated[int, typer.Option(min=1, max=1000, help="Schedules a layer.")] = 20,
     layer: Annotated[list[str] | None, typer.Option(help="Only this layer; repeatable.")] = None,
-    fix: Annotated[
-        list[str] | None, typer.Option(help="decision=value[,value]; may be repeated.")
-    ] = None,
+    fix: FIX = None,
     measure: Annotated[
         bool, typer.Option("--measure/--no-measure", help="Time them if there is a GPU.")
     ] = True,

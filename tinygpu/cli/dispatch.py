@@ -31,7 +31,7 @@ from tinygpu.cli.given import (
     machines_for,
 )
 from tinygpu.cli.shapes import shapes_of
-from tinygpu.cli.sizes import SizedCommand, spelled, texts_of
+from tinygpu.cli.sizes import spelled, texts_of
 from tinygpu.devices.device import label, load_device
 from tinygpu.errors import (
     IllegalScheduleError,
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from tinygpu.term.operation import Operation
     from tinygpu.term.plan import Term
 
-__all__ = ["Dispatch", "add_to"]
+__all__ = ["Dispatch", "dispatch"]
 
 Result = TypeVar("Result")
 Lost = dict[Schedule, tuple[Shape | None, str]]
@@ -62,11 +62,6 @@ _MOST_TOLD = 8
 _MOST_KERNELS, _ANCHORS, _UNMEASURED_ANCHORS = 64, 64, 12
 _SPREADS, _PART = 16, 16
 """Schedules of the model that are measured at an anchor; and those that a process predicts."""
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the command to the command line."""
-    app.command(cls=SizedCommand)(dispatch)
 
 
 @asking

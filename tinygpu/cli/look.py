@@ -15,13 +15,7 @@ from tinygpu.errors import ScheduleError, nearest
 from tinygpu.machines import MACHINES
 from tinygpu.machines.file import machine_named
 
-__all__ = ["add_to", "proof_text"]
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the commands to the command line."""
-    for command in (machines, devices, laws, explain, check, verify):
-        app.command()(command)
+__all__ = ["check", "devices", "explain", "laws", "machines", "proof_text", "verify"]
 
 
 def machines(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,8 +19,9 @@ from tinygpu.cli.given import (
     device_given,
     machines_with,
     read_schedule,
+    stored_schedule,
 )
-from tinygpu.cli.which import BUNDLE, read_bundle
+from tinygpu.cli.which import BUNDLE
 from tinygpu.devices.device import Device, device_of, label, names_gpu
 from tinygpu.document import parsed
 from tinygpu.errors import ScheduleError, StoreError
@@ -192,8 +192,9 @@ def bundle(
 ) -> None:
     """Draw how slow the served kernels are, over m: the bundle's rule, the others, cuBLASLt."""
     from tinygpu.cli.bundle_picture import bundle_figure
+    from tinygpu.codegen.runtime.bundle import load_bundle
 
-    opened = read_bundle(bundle, rule)
+    opened = load_bundle(bundle, rule=rule)
     own = bundle.resolve()
     name = own.stem if own.suffix == ".zip" else own.name
     beside = bundle.with_name(f"{name}.png") if bundle.name else own.with_name(f"{name}.png")
@@ -206,7 +207,6 @@ def _shown(
     """Return the points of schedules, the times of peers, and why others are left out."""
     from tinygpu.cli.pictures import Point
     from tinygpu.search.time.cost import cost
-    from tinygpu.term.schedule import VERSION, from_json
 
     problems: dict[tuple[str, str], Problem] = {}
     drawn: list[tuple[tuple[str, str], Point]] = []
@@ -215,24 +215,14 @@ def _shown(
     for one in measurements:
         key, chosen, seconds = (one.operation, one.sizes), parsed(one.schedule), one.seconds
         assert seconds is not None
-        if not isinstance(chosen, dict):
-            left["neither a schedule nor a peer"] += 1
-            continue
-        if "decisions" not in chosen:
+        if isinstance(chosen, dict) and "decisions" not in chosen:
             peer = str(chosen.get("peer"))
             named = (name for word, name in _LIBRARIES.items() if word in peer)
             library = key, next(named, peer.rpartition(":")[2])
             peers[library] = min(seconds, peers.get(library, seconds))
             continue
-        tree = {
-            "format": "tinygpu schedule",
-            "version": VERSION,
-            "operation": parsed(one.operation),
-            "sizes": parsed(one.sizes),
-            **chosen,
-        }
         try:
-            machine, problems[key], schedule = from_json(json.dumps(tree), machines)
+            machine, problems[key], schedule = stored_schedule(one, machines)
         except ScheduleError as error:  # of a machine or a decision that is no more
             left[str(error).removeprefix("schedule file: ")] += 1
             continue

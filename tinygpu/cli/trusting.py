@@ -8,7 +8,6 @@ pictures stand beside it, too.
 from __future__ import annotations
 
 import base64
-import json
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
@@ -18,10 +17,11 @@ from typing import Any
 import numpy as np
 
 from tinygpu.cli.console import say, table, time_text, write
+from tinygpu.cli.given import stored_schedule
 from tinygpu.cli.heuristics import heuristics
 from tinygpu.devices.device import device_of, label, load_device
 from tinygpu.document import parsed
-from tinygpu.errors import DocumentError, ScheduleError, StoreError
+from tinygpu.errors import DocumentError, MachineError, ScheduleError, StoreError
 from tinygpu.search.trust import (
     COUNTS,
     Evidence,
@@ -32,10 +32,9 @@ from tinygpu.search.trust import (
     regret_at,
     roofline,
 )
-from tinygpu.space.measurement import Measurement
 from tinygpu.term.machine import Machine
 from tinygpu.term.operation import Problem, matmul
-from tinygpu.term.schedule import VERSION, Schedule, from_json
+from tinygpu.term.schedule import Schedule
 
 __all__ = ["cases_in", "model_report", "rankings"]
 
@@ -100,26 +99,19 @@ def _kept(file: Path, device: str, machines: Mapping[str, Machine]) -> Iterator[
             with file.open(encoding="utf-8") as opened:
                 store.import_lines(opened)
         kept = list(store)
-    groups: dict[tuple[Any, ...], list[tuple[Measurement, dict[str, Any]]]] = defaultdict(list)
+    groups: dict[tuple[Any, ...], list[tuple[Schedule, float]]] = defaultdict(list)
     for one in kept:
-        chosen = parsed(one.schedule)
-        if one.seconds and isinstance(chosen, dict) and chosen.get("machine") in machines:
-            key = one.operation, one.sizes, chosen["machine"], one.device, one.driver, one.emitter
-            groups[key].append((one, chosen))
-    for (operation, sizes, machine, gpu, *_), group in groups.items():
-        head = {"format": "tinygpu schedule", "version": VERSION,
-                "operation": json.loads(operation), "sizes": json.loads(sizes)}  # fmt: skip
-        read = []
-        for one, chosen in group:
-            try:
-                read.append((from_json(json.dumps(head | chosen), machines), one.seconds))
-            except ScheduleError:  # a decision that is no more
-                continue
-        if read:
-            (_, problem, _), _ = read[0]
-            schedules, times = [s for (*_, s), _ in read], [seconds for _, seconds in read]
-            chip = load_device(device or _chip(gpu))
-            yield case_of(machines[machine], problem, chip, schedules, times)
+        try:
+            machine, problem, schedule = stored_schedule(one, machines)
+        except (ScheduleError, MachineError):  # a peer, or what is no more
+            continue
+        if one.seconds:
+            key = problem, machine, one.device, one.driver, one.emitter
+            groups[key].append((schedule, one.seconds))
+    for (problem, machine, gpu, *_), group in groups.items():
+        schedules, times = zip(*group, strict=True)
+        chip = load_device(device or _chip(gpu))
+        yield case_of(machine, problem, chip, schedules, times)
 
 
 def _chip(gpu: str) -> str:
