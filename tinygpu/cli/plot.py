@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from tinygpu.term.operation import Problem
     from tinygpu.term.program import Program
 
-__all__ = ["app", "drawn_timeline", "shape_text"]
+__all__ = ["app", "drawn_timeline"]
 
 app = typer.Typer(
     no_args_is_help=True, help="Draw a layout, times, a timeline, measurements, a bundle."
@@ -209,7 +209,7 @@ def _shown(
     from tinygpu.search.time.cost import cost
 
     problems: dict[tuple[str, str], Problem] = {}
-    drawn: list[tuple[tuple[str, str], Point]] = []
+    drawn: list[tuple[tuple[str, str], float, float, str]] = []  # times, and the machine
     peers: dict[tuple[tuple[str, str], str], float] = {}
     left: Counter[str] = Counter()
     for one in measurements:
@@ -228,13 +228,13 @@ def _shown(
             continue
         program = schedule.term(machine, problems[key].operation)
         predicted = float(cost(program, problems[key].sizes, device).seconds)
-        drawn.append((key, Point(predicted, seconds, machine.name)))
+        drawn.append((key, predicted, seconds, machine.name))
     texts = {key: problem_text(problem) for key, problem in problems.items()}
     alike = Counter(texts.values())
     for key, problem in problems.items():
         if alike[texts[key]] > 1:
             texts[key] += "".join(f", {operand}" for operand in problem.operation.inputs)
-    points = [point._replace(problem=texts[key]) for key, point in drawn]
+    points = [Point(model, took, machine, texts[key]) for key, model, took, machine in drawn]
     return points, [(texts[k], name, t) for (k, name), t in peers.items() if k in texts], left
 
 
