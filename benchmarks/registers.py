@@ -40,7 +40,14 @@ from tinygpu.codegen.run.assemble import Cubin, assemble, cache_folder, find_ptx
 from tinygpu.codegen.run.provenance import provenance
 from tinygpu.devices.device import Device, load_device
 from tinygpu.machines.simt import Simt
-from tinygpu.search.time.register_quantities import KINDS, quantities
+from tinygpu.search.time.register_quantities import (
+    BENDS,
+    KINDS,
+    amounts,
+    piece,
+    piece_name,
+    worth,
+)
 from tinygpu.search.time.registers import register_estimate
 from tinygpu.space.space import Space
 from tinygpu.term.machine import Value
@@ -58,6 +65,7 @@ __all__ = [
     "predicted_spill",
     "predictions",
     "program_of",
+    "quantities",
     "register_limit",
     "table",
     "truth",
@@ -101,6 +109,19 @@ def program_of(case: Case) -> Program:
     """Build the term of a case."""
     problem, schedule = case
     return schedule.program(Simt(), problem.operation)
+
+
+def quantities(program: Program) -> dict[str, float]:
+    """Return what the estimate is affine in, cut at its bends."""
+    found: dict[str, float] = {}
+    for name, addends in amounts(program).items():
+        amount, low = sum(map(worth, addends), 0.0), 0
+        for high in BENDS.get(name, ()):
+            found[piece_name(name, high)] = piece(amount, low, high)
+            low = high
+        if name not in BENDS:
+            found[name] = amount
+    return found
 
 
 def register_limit(program: Program, device: Device) -> int:

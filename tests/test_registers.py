@@ -18,6 +18,7 @@ from benchmarks.registers import (
     fitted,
     predicted_spill,
     program_of,
+    quantities,
     register_limit,
     truth,
 )
@@ -27,7 +28,7 @@ from tinygpu.machines.simt import LADDER, Simt
 from tinygpu.search.time.cost import cost, features
 from tinygpu.search.time.fitted import FITTED
 from tinygpu.search.time.launch import Assembled
-from tinygpu.search.time.register_quantities import KINDS, flying, quantities
+from tinygpu.search.time.register_quantities import KINDS, flying
 from tinygpu.search.time.registers import WEIGHTS, register_estimate
 from tinygpu.term.machine import Chosen
 from tinygpu.term.operation import matmul
