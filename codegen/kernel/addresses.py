@@ -294,13 +294,13 @@ class Addresses:
         return ("base", access.buffer.name, threads, access.thread, terms)
 
     def base(
-        self, access: Access, threads: tuple[int, ...], scope: Scope, rows: tuple[int, ...] = ()
+        self, access: Access, threads: tuple[int, ...], scope: Scope
     ) -> tuple[Scalar, tuple[int, ...]]:
         """Return the pointer of an access and, for each dimension, the row that it stands at."""
         key = self.key(access, threads, scope)
         found = self.text.known((*key, "rows"))
         if found is None:
-            first = rows or tuple(scope.split(o)[0] for o in access.origin)
+            first = tuple(scope.split(o)[0] for o in access.origin)
             self.text.remember((*key, "rows"), ",".join(map(str, first)))
             self.text.remember(key, self.pointer(access, threads, first, scope))
             found = self.text.known((*key, "rows"))

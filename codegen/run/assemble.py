@@ -33,7 +33,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tinygpu.codegen.run.ptxas_faults import faults_of, way_out
+from tinygpu.codegen.run.ptxas_faults import faults_of, numbers_of, way_out
 from tinygpu.codegen.run.scoreboards import Waits, unwaited
 from tinygpu.errors import AssemblyError
 
@@ -110,7 +110,7 @@ def every_ptxas() -> tuple[tuple[Path, str], ...]:
                 lost = error
     if not found:
         raise lost or AssemblyError(f"ptxas: found neither in the wheel nor on PATH; {_GET}")
-    return tuple(sorted(found.values(), key=lambda one: _numbers(one[1]), reverse=True))
+    return tuple(sorted(found.values(), key=lambda one: numbers_of(one[1]), reverse=True))
 
 
 def known_fault() -> str:
@@ -240,10 +240,6 @@ def _tools(name: str) -> Iterator[Path]:
         path = folder / name
         if path.is_file() and os.access(path, os.X_OK):
             yield path
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(map(int, version.split(".")))
 
 
 @functools.cache

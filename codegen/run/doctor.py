@@ -23,7 +23,7 @@ from pathlib import Path
 import tinygpu as package
 from tinygpu.codegen.run.assemble import cache_folder, every_ptxas, find_nvdisasm
 from tinygpu.codegen.run.provenance import device_and_driver, installed
-from tinygpu.codegen.run.ptxas_faults import faults_of, way_out
+from tinygpu.codegen.run.ptxas_faults import faults_of, numbers_of, way_out
 from tinygpu.devices.device import device_of, load_device
 from tinygpu.errors import TinyGpuError
 
@@ -67,17 +67,17 @@ def diagnose() -> tuple[Row, ...]:
     )
 
 
-def how_to_install(extra: str) -> str:
-    """Return the command that adds an extra: no index has this package.
+def how_to_install() -> str:
+    """Return the command that adds what launching needs: no index has this package.
 
-    >>> how_to_install("gpu").startswith("pip install ")
+    >>> how_to_install().startswith("pip install ")
     True
     """
     root = Path(package.__file__).resolve().parent.parent
     if (root / "pyproject.toml").is_file():
-        return f'pip install ".[{extra}]" in {root}'
+        return f'pip install ".[gpu]" in {root}'
     wheel = f"tinygpu-{installed('tinygpu')}-py3-none-any.whl"
-    return f'pip install "{wheel}[{extra}]" in the folder of that wheel'
+    return f'pip install "{wheel}[gpu]" in the folder of that wheel'
 
 
 def _package(name: str) -> Row:
@@ -93,7 +93,7 @@ def _ptxas() -> Row:
     except TinyGpuError as error:
         return Row("ptxas", "", str(error).partition("; ")[0], how)
     where = f"{found} ({path})"
-    if tuple(map(int, found.split(".")[:2])) < _PTXAS_OLDEST:
+    if numbers_of(found) < _PTXAS_OLDEST:
         return Row("ptxas", where, "13.0 or newer, which takes PTX 9.0", how)
     if faults := faults_of(found):
         where += "".join(f"; {fault}" for fault in faults) + f"; {way_out(found)}"
@@ -113,7 +113,7 @@ def _disassembler() -> Row:
 def _cupy() -> Row:
     if (found := installed(*_CUPY)) != "none":
         return Row("CuPy", found, needed=False)
-    return Row("CuPy", "", "needed to launch", how_to_install("gpu"), needed=False)
+    return Row("CuPy", "", "needed to launch", how_to_install(), needed=False)
 
 
 def _gpu(name: str, driver: str) -> tuple[Row, ...]:

@@ -23,8 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
-from types import TracebackType
+from contextlib import AbstractContextManager, ExitStack, suppress
 from typing import Any
 
 from tinygpu.errors import LaunchError, TinyGpuError, out_of_memory
@@ -32,20 +31,19 @@ from tinygpu.errors import LaunchError, TinyGpuError, out_of_memory
 __all__ = ["Worker", "lost", "serve"]
 
 Answer = dict[str, Any]
-_TAIL_BYTES = 4096
+_TAIL_BYTES, _START_SECONDS = 4096, 120.0
 _HANGS = "it hangs"
 _DIED = "its process died"
 _NONSENSE = "its worker's answer is no JSON"
 _GPU_WORKER = (sys.executable, "-m", "tinygpu.codegen.run.worker")
 
 
-class Worker:
+class Worker(AbstractContextManager["Worker"]):
     """A worker process, started when it is asked; a context manager that kills it."""
 
-    def __init__(self, command: Sequence[str] = (), *, start_seconds: float = 120.0) -> None:
+    def __init__(self, command: Sequence[str] = ()) -> None:
         """Ask the GPU worker, or what ``command`` starts, and which says hello in time."""
         self._command = tuple(command) or _GPU_WORKER
-        self._start_seconds = start_seconds
         self._process: subprocess.Popen[bytes] | None = None
         self._open = ExitStack()
         self._complaints = -1
@@ -54,7 +52,7 @@ class Worker:
     def ask(self, request: Mapping[str, Any], limit_seconds: float) -> Answer:
         """Return the answer, or ``{"failed": reason}`` if there is none in time."""
         if self._process is None:
-            answer = self._exchange(self._start(), {"do": "hello"}, self._start_seconds)
+            answer = self._exchange(self._start(), {"do": "hello"}, _START_SECONDS)
             if "failed" in answer:
                 return answer
         assert self._process is not None
@@ -95,16 +93,7 @@ class Worker:
             self._open.close()
         self._rest = b""
 
-    def __enter__(self) -> Worker:
-        """Return itself."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Kill the process."""
         self.close()
 
