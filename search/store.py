@@ -138,7 +138,6 @@ class Store(AbstractContextManager["Store"]):
         self._db.close()
 
     def __exit__(self, *_: object) -> None:
-        """Close the file."""
         self.close()
 
     def _open(self) -> None:

@@ -26,7 +26,6 @@ class PtxasFault:
     source: str
 
     def __str__(self) -> str:
-        """One line."""
         return f"{self.what} ({self.when}; {self.first} to {self.last})"
 
 

@@ -94,7 +94,6 @@ class Worker(AbstractContextManager["Worker"]):
         self._rest = b""
 
     def __exit__(self, *_: object) -> None:
-        """Kill the process."""
         self.close()
 
     def _start(self) -> subprocess.Popen[bytes]:

@@ -107,7 +107,6 @@ class Explanation:
     stuck: tuple[str, ...]
 
     def __str__(self) -> str:
-        """Return it as text of several lines."""
         return "\n".join(_explained(self))
 
     def tree(self) -> dict[str, Any]:
@@ -174,7 +173,6 @@ class Comparison:
         return "A" if self.a.seconds < self.b.seconds else "B"
 
     def __str__(self) -> str:
-        """Return it as text of several lines."""
         return "\n".join(_compared(self))
 
     def tree(self) -> dict[str, Any]:

@@ -57,7 +57,6 @@ class Tables:
     """What was made of the numbers of a space with decisions of these lengths."""
 
     def __init__(self, lengths: tuple[int, ...]) -> None:
-        """Start with nothing."""
         self.lengths = lengths
         self._made: dict[tuple[Any, ...], tuple[Any, Any]] = {}
 
@@ -128,7 +127,6 @@ class Deferred(NDArrayOperatorsMixin):
         return self.tables.apply(np.add, (self, other))
 
     def __mul__(self, other: Any) -> Any:
-        """Multiply at once."""
         return self.tables.apply(np.multiply, (self, other))
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
