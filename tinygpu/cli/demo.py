@@ -24,10 +24,14 @@ from tinygpu.cli.given import (
     fixed_values,
     machines_for,
 )
+from tinygpu.cli.look import proof_text
+from tinygpu.cli.search import tree_of
 from tinygpu.cli.shapes import LAYERS
 from tinygpu.devices.device import label
+from tinygpu.errors import OperationError, nearest
 from tinygpu.search.tuning.climb import measured, why_no_gpu
 from tinygpu.term.operation import Problem
+from tinygpu.term.plan import kernels_of
 from tinygpu.term.schedule import to_json
 
 if TYPE_CHECKING:
@@ -60,7 +64,6 @@ def demo(
     from tinygpu.cli.report import report_html
     from tinygpu.codegen.run.assemble import find_ptxas
     from tinygpu.codegen.run.provenance import provenance
-    from tinygpu.errors import OperationError, nearest
     from tinygpu.space.space import Space
 
     chip = device_given(device)
@@ -105,9 +108,7 @@ def _layer(
     name: str, space: Space, top: int, out: Path, why_not: str
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Do the whole job for one layer and write its files; return its section and its results."""
-    from tinygpu.cli.look import proof_text
     from tinygpu.cli.report import ReportSection, section_tree
-    from tinygpu.cli.search import tree_of
     from tinygpu.codegen.emit import emit
     from tinygpu.codegen.run.assemble import assemble
     from tinygpu.codegen.run.interpretation import interpret
@@ -116,7 +117,6 @@ def _layer(
     from tinygpu.search.explain.explain import explain
     from tinygpu.search.time.timeline import timeline, trace
     from tinygpu.search.tuning.ranking import ranked
-    from tinygpu.term.plan import kernels_of
 
     problem, chip = space.problem, space.device
     spread = tuple(n for n in SPREAD if n in space.values)

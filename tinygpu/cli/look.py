@@ -14,6 +14,7 @@ from tinygpu.devices.device import DEVICES, NUMBERS, Device, load_device, to_jso
 from tinygpu.errors import ScheduleError, nearest
 from tinygpu.machines import MACHINES
 from tinygpu.machines.file import machine_named
+from tinygpu.term.plan import kernels_of
 
 __all__ = ["check", "devices", "explain", "laws", "machines", "proof_text", "verify"]
 
@@ -166,7 +167,6 @@ def check(
     from tinygpu.codegen.run.agreement import computes_as_emitted
     from tinygpu.codegen.run.held import held
     from tinygpu.legality.laws import Violation, check_schedule
-    from tinygpu.term.plan import kernels_of
 
     given = read_schedule(schedule, device, machine=machine)
     with working("judging"):

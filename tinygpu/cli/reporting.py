@@ -16,6 +16,7 @@ import typer
 
 from tinygpu.cli.console import say, working, write
 from tinygpu.cli.given import ON, OWN, Given, machines_with, read_schedule, stored_schedule
+from tinygpu.cli.search import row_of
 from tinygpu.document import parsed
 from tinygpu.errors import DocumentError, ScheduleError, TinyGpuError
 
@@ -134,7 +135,6 @@ def _measured(
     They are of the device, driver and emitter of which there are most.  Rows without a time get
     theirs; schedules that are in the store alone come as further rows, with the model's times.
     """
-    from tinygpu.cli.search import row_of
     from tinygpu.codegen.run.measure import peer_of
     from tinygpu.search.store import Store
     from tinygpu.search.time.cost import cost

@@ -51,7 +51,7 @@ from tinygpu.cli.standing import standing
 from tinygpu.deadline import Deadline
 from tinygpu.devices.device import label
 from tinygpu.errors import ScheduleError, nearest
-from tinygpu.term.schedule import to_json
+from tinygpu.term.schedule import Schedule, to_json
 
 if TYPE_CHECKING:
     from tinygpu.meaning.identity import Meaning
@@ -60,7 +60,6 @@ if TYPE_CHECKING:
     from tinygpu.search.tuning.climb import Tuned
     from tinygpu.space.measurement import Measurement
     from tinygpu.space.space import Space
-    from tinygpu.term.schedule import Schedule
 
 __all__ = ["row_of", "search", "tree_of"]
 
@@ -318,7 +317,6 @@ def _written(out: Path, space: Space, tree: dict[str, Any]) -> list[Path]:
     The schedules come first and the summary last, so that a summary tells of files that are there.
     """
     from tinygpu.codegen.run.provenance import provenance
-    from tinygpu.term.schedule import Schedule
 
     files = []
     for row in tree["best"]:

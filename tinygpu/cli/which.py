@@ -19,11 +19,12 @@ from tinygpu.cli.sizes import SIZES, sizes_of, spelled
 from tinygpu.devices.device import load_device
 from tinygpu.errors import LaunchError, OperationError, nearest
 from tinygpu.search.tuning.shape import Shape
+from tinygpu.term.operation import Operation, Problem
+from tinygpu.term.schedule import from_json
 
 if TYPE_CHECKING:
     from tinygpu.codegen.runtime.bundle import Bundle
     from tinygpu.term.machine import Machine
-    from tinygpu.term.operation import Operation
 
 __all__ = ["BUNDLE", "choices_tree", "which"]
 
@@ -125,7 +126,6 @@ def choices_tree(
     """
     from tinygpu.codegen.runtime.contract import Contract
     from tinygpu.search.time.cost import cost
-    from tinygpu.term.schedule import from_json
 
     told = bundle.which(**sizes)
     rows = []
@@ -174,7 +174,6 @@ def _refused(contract: Any, operation: Operation, sizes: Mapping[str, int]) -> s
     """Return why a kernel cannot take arrays of these sizes, or ""."""
     from tinygpu.codegen.run.arguments import dense
     from tinygpu.codegen.runtime.steps import check_steps
-    from tinygpu.term.operation import Problem
 
     try:
         check_steps(contract, dense(Problem.of(operation, **sizes)))
