@@ -25,7 +25,7 @@ from tinygpu.codegen.kernel.rings import split_index
 from tinygpu.codegen.kernel.scope import Scope, Terms
 from tinygpu.codegen.kernel.smem import smem_plan
 from tinygpu.term.layout import Swizzle
-from tinygpu.term.program import Access, Affine, Buffer, Do, Exit, Program, counted
+from tinygpu.term.program import Access, Affine, Buffer, Do, Program, counted
 
 __all__ = ["Addresses"]
 
@@ -377,7 +377,7 @@ class Addresses:
 
         return self.text.once(("long", stride), make)
 
-    def steps(self, do: Do | Exit, access: Access, name: str, scope: Scope) -> Scalar:
+    def steps(self, access: Access, name: str, scope: Scope) -> Scalar:
         """Return by how many bytes the pointer of an access moves in a step of a loop variable."""
         text, total = self.text, 0
         result: Scalar = 0
