@@ -24,6 +24,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
+from threading import Thread, current_thread
 from typing import Any
 
 from tinygpu.errors import LaunchError, TinyGpuError, out_of_memory
@@ -45,12 +46,26 @@ class Worker(AbstractContextManager["Worker"]):
         """Ask the GPU worker, or what ``command`` starts, and which says hello in time."""
         self._command = tuple(command) or _GPU_WORKER
         self._process: subprocess.Popen[bytes] | None = None
+        self._beginning: Thread | None = None
         self._open = ExitStack()
         self._complaints = -1
         self._rest = b""
 
+    def begin(self, limit_seconds: float) -> None:
+        """Start beside what the caller does next; the first request waits until it has begun."""
+        hello = {"do": "hello"}, limit_seconds
+        self._beginning = Thread(target=self.ask, args=hello, daemon=True)
+        self._beginning.start()
+
+    def _begun(self) -> None:
+        """Wait for one that begins."""
+        if self._beginning is not None and self._beginning is not current_thread():
+            self._beginning.join()
+            self._beginning = None
+
     def ask(self, request: Mapping[str, Any], limit_seconds: float) -> Answer:
         """Return the answer, or ``{"failed": reason}`` if there is none in time."""
+        self._begun()
         if self._process is None:
             answer = self._exchange(self._start(), {"do": "hello"}, _START_SECONDS)
             if "failed" in answer:
@@ -83,6 +98,8 @@ class Worker(AbstractContextManager["Worker"]):
 
     def close(self) -> None:
         """Kill the process, if there is one, and wait for its end."""
+        self.kill()
+        self._begun()
         process, self._process = self._process, None
         if process is None:
             return
