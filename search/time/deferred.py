@@ -127,6 +127,7 @@ class Deferred(NDArrayOperatorsMixin):
         return self.tables.apply(np.add, (self, other))
 
     def __mul__(self, other: Any) -> Any:
+        """Multiply at once."""
         return self.tables.apply(np.multiply, (self, other))
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
