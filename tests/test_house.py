@@ -106,12 +106,12 @@ WORDS = {"fma", "alu", "mufu", "cvt", "mov", "mbarrier"}
 WALK_LINES = {
     "meaning": 5861,
     "legality": 7941,
-    "time": 4986,
+    "time": 4987,
     "tinygpu.codegen.emit kernel rules": 4302,
 }
 """The most lines of a walk."""
 
-LINES = 73159
+LINES = 73145
 """The most lines of the three folders together; without the emulator they are to be 40,000."""
 
 
