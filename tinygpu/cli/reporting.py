@@ -34,7 +34,7 @@ def report(
     folder: Annotated[
         Path,
         typer.Argument(
-            exists=True, help="What tinygpu search --out wrote; for --model a store or oracle too."
+            exists=True, help="What tinygpu search --out wrote; for --model a store, too."
         ),
     ],
     device: ON = "",
