@@ -107,13 +107,13 @@ def served(part: str, one: Dispatch, out: Path, seconds: float, most: int) -> di
     fewest = next(n for n in range(1, len(one.schedules) + 1) if _serve_all(one.times, n))
     for count in (n for n in (*COUNTS, *((16,) if part == "llama" else ())) if n >= fewest):
         for aim in ("mean", "worst"):
-            one.choose(count, aim, refined=False)
+            one.choose(count, aim)
             own = one.times[:, one.kernels]
             for rule, table in one.tables.items():
                 by = [one.kernels[j] for j in served_of(table, shapes, own)]
                 name = rule if aim == "mean" else f"{rule}, worst"
                 rows.append(row(name, count, by, one.choice.bound))
-        one.choose(count, "mean", refined=False)
+        one.choose(count, "mean")
         first = [one.kernels[int(j)] for j in one.times[:, one.kernels].argmin(axis=1)]
         rows.append(row("first call", count, first, None))
         if part == "4096":

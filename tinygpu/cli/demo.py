@@ -29,6 +29,7 @@ from tinygpu.cli.search import tree_of
 from tinygpu.cli.shapes import LAYERS
 from tinygpu.devices.device import label
 from tinygpu.errors import OperationError, nearest
+from tinygpu.search.store import Store
 from tinygpu.search.tuning.climb import measured, why_no_gpu
 from tinygpu.term.operation import Problem
 from tinygpu.term.plan import kernels_of
@@ -207,8 +208,6 @@ def _layer(
 
 def _timed(space: Space, given: Sequence[Given], out: Path) -> list[Measurement]:
     """Return what the schedules, and then cuBLAS, take here."""
-    from tinygpu.search.store import Store
-
     with Store(out / "store.db") as store, bar("measure") as progress:
         return measured(space, [one.schedule for one in given], store=store, progress=progress)
 

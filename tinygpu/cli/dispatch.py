@@ -363,16 +363,15 @@ class Dispatch(ExitStack):
                 return
             self._lose(lost)
 
-    def choose(self, count: int, aim: str, *, refined: bool = True) -> None:
-        """Choose the kernels and the rules; ``refined``: switch where the model says."""
+    def choose(self, count: int, aim: str) -> None:
+        """Choose the kernels and the rules, which switch where the model says."""
         weights = [s.weight for s in self.shapes]
         self.choice = selection.choose(self.times, count, weights, aim=aim)
         served = self.choice.served
         first = {j: served.index(j) for j in self.choice.kernels}  # by the smallest they serve
         self.kernels = sorted(self.choice.kernels, key=lambda j: self.shapes[first[j]].size)
-        model = self._model() if refined else None
         self.tables = dispatching.tables_of(
-            self.times, self.predicted, self.shapes, self.kernels, aim, model
+            self.times, self.predicted, self.shapes, self.kernels, aim, self._model()
         )
 
     def _model(self) -> Callable[[int, Shape], float]:

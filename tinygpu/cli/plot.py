@@ -25,6 +25,7 @@ from tinygpu.cli.which import BUNDLE
 from tinygpu.devices.device import Device, device_of, label, names_gpu
 from tinygpu.document import parsed
 from tinygpu.errors import ScheduleError, StoreError
+from tinygpu.search.store import Store
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -155,7 +156,6 @@ def measured(
 ) -> None:
     """Draw predicted against measured times of all schedules in a store, and its peers' times."""
     from tinygpu.cli.pictures import measured_figure
-    from tinygpu.search.store import Store
 
     if not store.is_file() or not store.stat().st_size:
         raise StoreError(f"store {store}: no such file; tinygpu search --measure --out makes one")

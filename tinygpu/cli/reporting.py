@@ -19,6 +19,7 @@ from tinygpu.cli.given import ON, OWN, Given, machines_with, read_schedule, stor
 from tinygpu.cli.search import row_of
 from tinygpu.document import parsed
 from tinygpu.errors import DocumentError, ScheduleError, TinyGpuError
+from tinygpu.search.store import Store
 
 if TYPE_CHECKING:
     from tinygpu.space.measurement import Measurement
@@ -136,7 +137,6 @@ def _measured(
     theirs; schedules that are in the store alone come as further rows, with the model's times.
     """
     from tinygpu.codegen.run.measure import peer_of
-    from tinygpu.search.store import Store
     from tinygpu.search.time.cost import cost
     from tinygpu.space.measurement import describe
 

@@ -51,6 +51,7 @@ from tinygpu.cli.standing import standing
 from tinygpu.deadline import Deadline
 from tinygpu.devices.device import label
 from tinygpu.errors import ScheduleError, nearest
+from tinygpu.search.store import Store
 from tinygpu.term.schedule import Schedule, to_json
 
 if TYPE_CHECKING:
@@ -116,7 +117,6 @@ def search(
     """Find the best schedules of an operation: under the model, or measured on this GPU."""
     from tinygpu.codegen.run.assemble import known_fault
     from tinygpu.meaning.identity import summary
-    from tinygpu.search.store import Store
     from tinygpu.search.strategies import STRATEGIES
     from tinygpu.search.tuning.climb import Effort, client_of
     from tinygpu.search.tuning.ranking import assembled, computing, ranked
