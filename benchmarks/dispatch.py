@@ -37,7 +37,7 @@ from tinygpu.codegen.run.bundle import bundle_parts, write_bundle
 from tinygpu.codegen.run.provenance import provenance
 from tinygpu.devices.device import label, load_device
 from tinygpu.errors import ScheduleError, TinyGpuError
-from tinygpu.search.selection import choose, intervals, served_by
+from tinygpu.search.selection import choose, intervals, slowdowns
 from tinygpu.search.tuning.dispatching import Fleet, Times, ranked_at, served_of, timed_by
 from tinygpu.search.tuning.shape import Shape, matmul_shape
 from tinygpu.term.operation import matmul
@@ -91,14 +91,13 @@ def served(part: str, one: Dispatch, out: Path, seconds: float, most: int) -> di
     every = list(range(len(shapes)))
 
     def row(rule: str, kernels: int, by: Sequence[int], bound: float | None) -> dict[str, Any]:
-        mean, worst = served_by(second, by)
-        mine = second[every, list(by)]
+        slow, mine = slowdowns(second)[every, list(by)], second[every, list(by)]
         return {
             "experiment": part,
             "rule": rule,
             "kernels": kernels,
-            "geomean_slowdown": mean,
-            "worst_slowdown": worst,
+            "geomean_slowdown": math.exp(float(np.log(slow).mean())),
+            "worst_slowdown": float(slow.max()),
             "geomean_vs_peer": math.exp(float(np.log(peers / mine).mean())),
             "bound_in_sample": bound,
         }
@@ -108,13 +107,13 @@ def served(part: str, one: Dispatch, out: Path, seconds: float, most: int) -> di
     fewest = next(n for n in range(1, len(one.schedules) + 1) if _serve_all(one.times, n))
     for count in (n for n in (*COUNTS, *((16,) if part == "llama" else ())) if n >= fewest):
         for aim in ("mean", "worst"):
-            one.choose(count, aim, refined=False)
+            one.choose(count, aim)
             own = one.times[:, one.kernels]
             for rule, table in one.tables.items():
                 by = [one.kernels[j] for j in served_of(table, shapes, own)]
                 name = rule if aim == "mean" else f"{rule}, worst"
                 rows.append(row(name, count, by, one.choice.bound))
-        one.choose(count, "mean", refined=False)
+        one.choose(count, "mean")
         first = [one.kernels[int(j)] for j in one.times[:, one.kernels].argmin(axis=1)]
         rows.append(row("first call", count, first, None))
         if part == "4096":

@@ -8,11 +8,9 @@ reports (a spill: any byte in local memory) on the schedules of ``simt_fuzz``, w
 fit.  It writes ``results/registers.json``, from which ``WEIGHTS`` of ``search/time/registers.py``
 are copied.  Rows are kept in FILE, so that a run that was stopped goes on.
 
-A spill is a comparison of the need with a limit, so the weights of ``need`` are those of a logistic
-regression whose threshold is the limit: each assembly says that its schedule spills under a limit,
-or does not.  Of some schedules the least limit is found by bisection (``.maxnreg``), which says it
-twice.  ``want`` and ``free`` are fitted by least absolute error; a schedule that took all it may
-have says only that it wanted no less.
+A spill is a comparison of the need with a limit, so the weights are those of a logistic regression
+whose threshold is the limit: each assembly says that its schedule spills under a limit, or does
+not.  Of some schedules the least limit is found by bisection (``.maxnreg``), which says it twice.
 
 What no fit here foresees: where ptxas could use more registers than it has, it now and then fills
 them with early loads and puts a few values that the loop does not change into local memory, though
@@ -40,10 +38,17 @@ from rich.progress import track
 from tinygpu.codegen.emit import EMITTER_VERSION, emit
 from tinygpu.codegen.run.assemble import Cubin, assemble, cache_folder, find_ptxas, ptxas_version
 from tinygpu.codegen.run.provenance import provenance
-from tinygpu.devices.device import load_device
+from tinygpu.devices.device import Device, load_device
 from tinygpu.machines.simt import Simt
-from tinygpu.search.time.register_quantities import KINDS, quantities
-from tinygpu.search.time.registers import register_estimate, register_limit, used_estimate
+from tinygpu.search.time.register_quantities import (
+    BENDS,
+    KINDS,
+    amounts,
+    piece,
+    piece_name,
+    worth,
+)
+from tinygpu.search.time.registers import register_estimate
 from tinygpu.space.space import Space
 from tinygpu.term.machine import Value
 from tinygpu.term.operation import Problem, matmul
@@ -57,8 +62,11 @@ __all__ = [
     "draw",
     "fitted",
     "main",
+    "predicted_spill",
     "predictions",
     "program_of",
+    "quantities",
+    "register_limit",
     "table",
     "truth",
 ]
@@ -103,6 +111,38 @@ def program_of(case: Case) -> Program:
     return schedule.program(Simt(), problem.operation)
 
 
+def quantities(program: Program) -> dict[str, float]:
+    """Return what the estimate is affine in, cut at its bends."""
+    found: dict[str, float] = {}
+    for name, addends in amounts(program).items():
+        amount, low = sum(map(worth, addends), 0.0), 0
+        for high in BENDS.get(name, ()):
+            found[piece_name(name, high)] = piece(amount, low, high)
+            low = high
+        if name not in BENDS:
+            found[name] = amount
+    return found
+
+
+def register_limit(program: Program, device: Device) -> int:
+    """Return the registers a thread may have, given ``ctas_per_sm`` of the program.
+
+    A scheduler has its own part of the registers, and the warps are dealt out to the schedulers.
+    """
+    threads_per_warp = device.threads_per_sm // device.warps_per_sm
+    schedulers = device.warp_schedulers_per_sm
+    warps = program.threads * program.ctas_per_sm // threads_per_warp
+    warps = max(-(-warps // schedulers), 1)  # of the scheduler that has most
+    shared = device.registers_per_sm // schedulers // (warps * threads_per_warp)
+    unit = device.register_allocation_unit
+    return min(int(shared) // unit * unit, int(device.registers_per_thread_max))
+
+
+def predicted_spill(program: Program, device: Device) -> bool:
+    """Say whether the need exceeds the limit: the assembler will use local memory."""
+    return float(register_estimate(program)) > register_limit(program, device)
+
+
 def truth(case: Case, *, bisect: bool = False, ptxas: Path | None = None) -> Row:
     """Assemble a case; return a row: the schedule, registers, spilled bytes.
 
@@ -110,7 +150,7 @@ def truth(case: Case, *, bisect: bool = False, ptxas: Path | None = None) -> Row
     and not; None where there is none.  Raises AssemblyError.
     """
     program = program_of(case)
-    limit = int(register_limit(program, load_device("h200")))
+    limit = register_limit(program, load_device("h200"))
     text = emit(program, ARCH, case[0].sizes)
     own = assemble(text, ARCH, ptxas=ptxas)
     low, high = (limit, None) if own.spills else (None, own.registers)
@@ -167,13 +207,11 @@ def confusion(pairs: Sequence[tuple[bool, bool]]) -> dict[str, float]:
 
 
 def fitted(rows: Sequence[Row]) -> Weights:
-    """Return the weights: for each piece of a quantity its need, want and free, of each kind."""
+    """Return the weights: for each piece of a quantity what it adds, of each kind."""
     table = _Table(rows)
-    columns = [_separating(table), *_used(table)]
-    every = np.concatenate(columns, axis=1)
     return {
         name: tuple(round(float(f"{w:.3g}"), 3) + 0.0 for w in line)
-        for name, line in zip(table.names, every, strict=True)
+        for name, line in zip(table.names, _separating(table), strict=True)
     }
 
 
@@ -186,7 +224,7 @@ class _Table:
         found = [quantities(p) for p in programs]
         self.names = list(found[0])
         self.x = np.array([list(f.values()) for f in found], float)
-        self.limit = np.array([int(register_limit(p, device)) for p in programs], float)
+        self.limit = np.array([register_limit(p, device) for p in programs], float)
         self.used = np.array([r["registers"] for r in rows], float)
         self.spills = np.array([r["spilled_bytes"] > 0 for r in rows])
         self.alone = np.array([p.ctas_per_sm == 1 for p in programs])
@@ -251,52 +289,20 @@ def _logistic(x: Matrix, limit: Matrix, spilled: Matrix, prior: Matrix, ridge: f
     return result
 
 
-def _used(t: _Table) -> tuple[Matrix, Matrix]:
-    """Fit what is used where it may be more (want) and where nothing was asked (free)."""
-    capped = t.used >= t.limit - 8
-    found = []
-    for mine in (~t.alone, t.alone):
-        every = mine & ~t.chosen
-        common = _absolute(t.x[every], t.used[every], capped[every], np.zeros(t.x.shape[1]), 1e-4)
-        kinds = []
-        for kind in range(len(KINDS)):
-            here = every & (t.kind == kind)
-            kinds.append(_absolute(t.x[here], t.used[here], capped[here], common, 1e-3))
-        found.append(np.array(kinds).T)
-    return found[0], found[1]
-
-
-def _absolute(x: Matrix, used: Matrix, capped: Any, prior: Matrix, ridge: float) -> Matrix:
-    """Reweighted least squares for |x w - used|; no error above a value that was capped."""
-    size = np.sqrt((x**2).mean(0))
-    size[size < 1e-9] = 1.0
-    z, start = x / size, prior * size
-    w = start.copy()
-    for _ in range(60):
-        error = z @ w - used
-        weight = np.where(capped & (error > 0), 0, 1 / np.maximum(np.abs(error), 3.0))
-        square = (z * weight[:, None]).T @ z / len(z) + ridge * np.eye(len(w))
-        w = start + np.linalg.solve(square, z.T @ (weight * (used - z @ start)) / len(z))
-    result: Matrix = w / size
-    return result
-
-
 def predictions(weights: Mapping[str, tuple[float, ...]], rows: Sequence[Row]) -> list[Row]:
     """Return for each row what weights predict of it, beside what ptxas said."""
     device = load_device("h200")
     found = []
     for row in rows:
         program = program_of(case_of(row))
-        need = float(register_estimate(program, weights=weights))
-        limit = int(register_limit(program, device))
-        used = float(used_estimate(program, device, weights=weights))
+        need = float(register_estimate(program, weights))
+        limit = register_limit(program, device)
         found.append(
             {
                 "accumulator": _decision(row, "accumulator"),
                 "need": round(need, 1),
                 "limit": limit,
                 "predicted": need > limit,
-                "estimate": round(used, 1),
                 "registers": row["registers"],
                 "spilled_bytes": row["spilled_bytes"],
             }
@@ -305,10 +311,8 @@ def predictions(weights: Mapping[str, tuple[float, ...]], rows: Sequence[Row]) -
 
 
 def table(rows: Sequence[Row], least_bytes: int = 1) -> dict[str, float]:
-    """Return the confusion table and the mean absolute error of the registers of predictions."""
-    pairs = [(bool(r["predicted"]), r["spilled_bytes"] >= least_bytes) for r in rows]
-    misses = [abs(r["estimate"] - r["registers"]) for r in rows]
-    return {**confusion(pairs), "mean absolute error": round(float(np.mean(misses)), 2)}
+    """Return the confusion table of predictions; a spill has ``least_bytes`` or more."""
+    return confusion([(bool(r["predicted"]), r["spilled_bytes"] >= least_bytes) for r in rows])
 
 
 def collected(sample: tuple[int, int, int, bool], ptxas: Path, cache: Path) -> list[Row]:

@@ -26,9 +26,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.peers import FOLDER, load_rows, write_results, write_tree
-from benchmarks.registers import confusion
-from tinygpu.codegen.emit import emit
-from tinygpu.codegen.run.assemble import Cubin, assemble_many
+from benchmarks.registers import confusion, predicted_spill
+from tinygpu.codegen.run.build import Built, build_many
 from tinygpu.codegen.run.measure import Options, measure
 from tinygpu.codegen.run.provenance import provenance
 from tinygpu.devices.device import load_device
@@ -36,7 +35,7 @@ from tinygpu.errors import TinyGpuError
 from tinygpu.machines.simt import Simt
 from tinygpu.search.store import Store
 from tinygpu.search.time.cost import cost
-from tinygpu.search.time.registers import predicted_spill, register_estimate
+from tinygpu.search.time.registers import register_estimate
 from tinygpu.space.measurement import Measurement, Results
 from tinygpu.space.space import Space
 from tinygpu.term.operation import Problem, matmul
@@ -126,12 +125,12 @@ def rows_of(
 
 
 def _assembled(problem: Problem, schedules: Sequence[Schedule]) -> list[_Code]:
-    texts = [emit(s.program(Simt(), problem.operation), ARCH, problem.sizes) for s in schedules]
+    programs = [s.program(Simt(), problem.operation) for s in schedules]
     return [
-        _Code(c.registers, c.spill_stores_bytes + c.spill_loads_bytes)
-        if isinstance(c, Cubin)
+        _Code(c.cubin.registers, c.cubin.spill_stores_bytes + c.cubin.spill_loads_bytes)
+        if isinstance(c, Built)
         else _Code(0, 0, str(c))
-        for c in assemble_many([(text, ARCH) for text in texts])
+        for c in build_many([(program, ARCH, problem.sizes) for program in programs])
     ]
 
 

@@ -43,17 +43,27 @@ from numpy.typing import NDArray
 
 from benchmarks.oracle import CASES, HELD_OUT, ORACLE, decisions_of, path_of, problem_of, still
 from benchmarks.peers import FOLDER, write_tree
-from tinygpu.cli.trusting import cases_in, model_report, rankings
+from tinygpu.cli.trusting import model_report, rankings
 from tinygpu.codegen.run.provenance import provenance
-from tinygpu.devices.device import load_device
+from tinygpu.devices.device import device_of, load_device
 from tinygpu.machines import MACHINES
 from tinygpu.search.time.breakdown import Breakdown
 from tinygpu.search.time.cost import cost
 from tinygpu.search.time.launch import Assembled
-from tinygpu.search.trust import COUNTS, at_random, tau
+from tinygpu.search.trust import COUNTS, Evidence, at_random, case_of, tau
 from tinygpu.term.machine import Chosen
+from tinygpu.term.schedule import Schedule
 
-__all__ = ["calibrated", "load", "main", "predicted", "row_of", "summary", "whole_row"]
+__all__ = [
+    "calibrated",
+    "evidence_in",
+    "load",
+    "main",
+    "predicted",
+    "row_of",
+    "summary",
+    "whole_row",
+]
 
 LEAST, NEAR, FEW_ROWS = 8, 1.5, 64
 ASSEMBLED = ("simt", "ampere")
@@ -67,6 +77,22 @@ def load(folder: Path = ORACLE) -> list[dict[str, Any]]:
     files = [path_of(case, folder) for case in CASES]
     trees = [json.loads(file.read_text(encoding="utf-8")) for file in files if file.is_file()]
     return [still(tree) for tree in trees if "provenance" in tree]
+
+
+def evidence_in(path: Path) -> Evidence:
+    """Return a case's file as evidence."""
+    tree = json.loads(path.read_text(encoding="utf-8"))
+    machine = MACHINES[tree["case"][0]]
+    schedules = [
+        Schedule.of(machine, dict(zip(tree["decisions"], row, strict=True)))
+        for row in tree["schedules"]
+    ]
+    found = case_of(
+        machine, problem_of(tree["case"]), load_device(device_of(tree["provenance"]["device"])),
+        schedules, tree["first"], tree.get("second"), tree.get("best", 0),
+    )  # fmt: skip
+    assert found is not None, f"{path}: nothing ran"
+    return found
 
 
 def predicted(tree: Mapping[str, Any]) -> Times:
@@ -268,7 +294,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for who, noise in ranking_noise(_near_cases(load())).items():
             sys.stdout.write(f'    "{who}": {noise:.3g},\n')
         return
-    held = [one for case in HELD_OUT for one in cases_in(path_of(case), "", MACHINES)]
+    held = [evidence_in(path_of(case)) for case in HELD_OUT]
     if given.report:
         model_report(held, given.report)
         return

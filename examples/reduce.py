@@ -28,7 +28,7 @@ REDUCE = Instruction(
     atomic=True,  # it adds to an array that is cleared before the launch
     issuer="one",
     arch="sm_90",
-    lower=partial(bulk_tensor, store="cp.reduce.async", how=".add"),
+    lower=partial(bulk_tensor, store="cp.reduce", how=".add"),
     laws=(adds_in_f32,),
 )
 """Adds a tile of shared memory to one of global memory.  Source: PTX ISA 9, the same name."""

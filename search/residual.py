@@ -77,7 +77,6 @@ class Residual:
     """The process at schedules."""
 
     def __init__(self, schedules: Sequence[Schedule]) -> None:
-        """Embed them."""
         self.points = embedded(schedules)
 
     def given(self, known: Mapping[int, float]) -> Posterior:

@@ -26,14 +26,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tinygpu.errors import ScheduleError
 
-__all__ = ["AIMS", "KernelSet", "choose", "intervals", "served_by", "slowdowns", "smooth"]
+__all__ = ["AIMS", "KernelSet", "choose", "intervals", "slowdowns", "smooth"]
 
 AIMS = ("mean", "worst")
 _ROUNDS = 400
@@ -54,11 +53,6 @@ class KernelSet:
     served: tuple[int, ...]
     slowdown: float
     bound: float
-
-    @property
-    def optimal(self) -> bool:
-        """Whether none is better."""
-        return self.slowdown <= self.bound * (1 + 1e-9)
 
 
 def slowdowns(times: Times) -> Times:
@@ -82,17 +76,15 @@ def choose(
     weights: Sequence[float] | None = None,
     *,
     aim: str = "mean",
-    always: Sequence[int] = (),
 ) -> KernelSet:
-    """Choose at most ``count`` kernels, those of ``always`` among them.
+    """Choose at most ``count`` kernels.
 
     Raises ScheduleError where no such choice serves every shape.
     """
     loss, share = _losses(times, weights)
-    chosen = list(dict.fromkeys(always))
-    bound = 0.0
+    chosen, bound = list[int](), 0.0
     if aim == "worst":  # the fewest that serve all within a limit, and then those that help most
-        chosen, bound = _covered(loss, count, chosen)
+        chosen, bound = _covered(loss, count)
 
     def values(base: Times) -> list[Times]:
         """Return what each kernel would make of it, first what counts most; ``base``: the loss."""
@@ -109,14 +101,14 @@ def choose(
     while len(chosen) < min(count, loss.shape[1]):
         ranked = np.lexsort(values(_least(loss, chosen))[::-1])
         chosen.append(next(int(j) for j in ranked if j not in chosen))
-    chosen = _swapped(loss, chosen, always, values)
+    chosen = _swapped(loss, chosen, values)
     if value(chosen)[0]:  # swapping one by one did not come to a choice that serves all
-        cover, _ = _cover(loss < _ILLEGAL, count, list(always))
+        cover, _ = _cover(loss < _ILLEGAL, count)
         if not cover:
             raise ScheduleError(f"--kernels {count}: too few to serve every shape; give more")
-        chosen = _swapped(loss, cover, always, values)
+        chosen = _swapped(loss, cover, values)
     served = tuple(int(chosen[j]) for j in loss[:, chosen].argmin(axis=1))
-    used = tuple(sorted({*served, *always}))
+    used = tuple(sorted({*served}))
     found = value(used)[1]
     if aim == "mean":
         bound = _median_bound(loss, share, count, found)
@@ -196,13 +188,6 @@ def smooth(
     return tuple(int(kernels[j]) for j in served)
 
 
-def served_by(times: Times, served: Sequence[int], weights: Sequence[float] | None = None) -> Any:
-    """Return the geometric mean and the worst slowdown of kernels, one for each shape."""
-    loss, share = _losses(times, weights)
-    mine = loss[np.arange(len(served)), list(served)]
-    return math.exp(float(share @ mine)), math.exp(float(mine.max()))
-
-
 def _losses(times: Times, weights: Sequence[float] | None) -> tuple[Times, Times]:
     """Return the logarithms of the slowdowns, and the shapes' shares of all weight."""
     loss = np.log(slowdowns(times))
@@ -211,19 +196,12 @@ def _losses(times: Times, weights: Sequence[float] | None) -> tuple[Times, Times
     return loss, given / given.sum()
 
 
-def _swapped(
-    loss: Times,
-    chosen: list[int],
-    always: Sequence[int],
-    values: Callable[[Times], list[Times]],
-) -> list[int]:
+def _swapped(loss: Times, chosen: list[int], values: Callable[[Times], list[Times]]) -> list[int]:
     """Exchange a kernel for another as long as that helps: each time the best such exchange."""
     at = tuple(float(part[chosen[0]]) for part in values(_least(loss, chosen)))
     while True:
         ways: list[tuple[tuple[float, ...], int, int]] = []
-        for i, out in enumerate(chosen):
-            if out in always:
-                continue
+        for i in range(len(chosen)):
             parts = values(_least(loss, chosen[:i] + chosen[i + 1 :]))
             for part in parts:
                 part[chosen] = math.inf
@@ -273,14 +251,14 @@ def _median_bound(loss: Times, share: Times, count: int, found: float) -> float:
     return best
 
 
-def _covered(loss: Times, count: int, always: list[int]) -> tuple[list[int], float]:
+def _covered(loss: Times, count: int) -> tuple[list[int], float]:
     """Return at most ``count`` kernels whose worst loss is least, and a bound of what any reach."""
     limits = np.unique(loss)
     low, high, bound = 0, len(limits) - 1, 0.0
-    best = always or [int(loss.max(axis=0).argmin())]
+    best = [int(loss.max(axis=0).argmin())]
     while low < high:
         middle = (low + high) // 2
-        cover, whole = _cover(loss <= limits[middle], count, always)
+        cover, whole = _cover(loss <= limits[middle], count)
         if cover:
             best, high = cover, middle
         else:
@@ -290,7 +268,7 @@ def _covered(loss: Times, count: int, always: list[int]) -> tuple[list[int], flo
     return best, bound
 
 
-def _cover(within: NDArray[np.bool_], count: int, always: list[int]) -> tuple[list[int], bool]:
+def _cover(within: NDArray[np.bool_], count: int) -> tuple[list[int], bool]:
     """Return at most ``count`` kernels that serve all shapes, if any, and whether all were tried.
 
     It branches on the shape that the fewest kernels serve.
@@ -316,7 +294,4 @@ def _cover(within: NDArray[np.bool_], count: int, always: list[int]) -> tuple[li
                 return found
         return None
 
-    served: NDArray[np.bool_] = np.zeros(len(within), bool)
-    for j in always:
-        served |= within[:, j]
-    return search(~served, always) or [], left >= 0
+    return search(np.ones(len(within), bool), []) or [], left >= 0

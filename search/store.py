@@ -24,8 +24,8 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from types import TracebackType
 from typing import TextIO, TypeVar
 
 from tinygpu.errors import StoreError
@@ -64,7 +64,7 @@ def measurements_in(file: TextIO) -> list[Measurement]:
     return rows
 
 
-class Store:
+class Store(AbstractContextManager["Store"]):
     """A store file, made if there is none; a context manager that closes it."""
 
     def __init__(self, path: Path | str) -> None:
@@ -137,17 +137,7 @@ class Store:
         """Close the file; closing twice is fine."""
         self._db.close()
 
-    def __enter__(self) -> Store:
-        """Return itself."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Close the file."""
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _open(self) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.registers import predicted_spill, register_limit
 from tests.ampere_terms import changed, of_read, statements, term
 from tests.hopper_terms import H200, LARGE, LAYOUTS, broken, dos
 from tests.mutants import mutants
@@ -31,7 +32,7 @@ from tinygpu.meaning.touched import coordinates
 from tinygpu.search.exact.best import rank
 from tinygpu.search.time.cost import cost
 from tinygpu.search.time.rates import matrices
-from tinygpu.search.time.registers import predicted_spill, register_estimate, register_limit
+from tinygpu.search.time.registers import register_estimate
 from tinygpu.space.questions import prove
 from tinygpu.space.space import Space
 from tinygpu.term.access import bank_wavefronts

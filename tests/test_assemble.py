@@ -10,7 +10,6 @@ from tinygpu.codegen.emit import emit
 from tinygpu.codegen.run import assemble as module
 from tinygpu.codegen.run.assemble import (
     assemble,
-    assemble_many,
     cache_folder,
     every_ptxas,
     find_ptxas,
@@ -92,14 +91,6 @@ def test_refusals_take_one_line(text: str, arch: str, message: str) -> None:
     with pytest.raises(AssemblyError, match=message) as caught:
         assemble(text, arch)
     assert "\n" not in str(caught.value)
-
-
-def test_many_keep_their_places() -> None:
-    """A text that fails has its error where its cubin would be."""
-    texts = [(EMPTY, "sm_90a"), ("wrong", "sm_90a"), (EMPTY.replace("k()", "other()"), "sm_90a")]
-    found = assemble_many(texts)
-    assert [isinstance(f, AssemblyError) for f in found] == [False, True, False]
-    assert assemble_many([]) == ()
 
 
 def test_parse_takes_the_largest() -> None:

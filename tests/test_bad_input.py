@@ -786,7 +786,7 @@ def test_a_chip_of_one_sm_has_a_time() -> None:
 
 def test_what_is_installed_by_hand_comes_from_here() -> None:
     """No index has this package: the way is the checkout, or the wheel."""
-    assert how_to_install("gpu") == f'pip install ".[gpu]" in {Path(__file__).parent.parent}'
+    assert how_to_install() == f'pip install ".[gpu]" in {Path(__file__).parent.parent}'
 
 
 # Ctrl-C.

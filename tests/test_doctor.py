@@ -12,8 +12,8 @@ from tinygpu.codegen.run.doctor import Row, diagnose
 from tinygpu.errors import AssemblyError
 
 
-def rows(*stores: Path) -> dict[str, Row]:
-    return {row.what: row for row in diagnose(stores)}
+def rows() -> dict[str, Row]:
+    return {row.what: row for row in diagnose()}
 
 
 def test_every_missing_thing_says_how_to_get_it() -> None:
@@ -23,7 +23,7 @@ def test_every_missing_thing_says_how_to_get_it() -> None:
             assert row.found
         else:
             assert row.missing
-            assert row.how in str(row)
+            assert row.how
 
 
 def test_what_the_tests_need_is_there() -> None:
@@ -94,13 +94,15 @@ def test_gpu_rows(card: Card, name: str, driver: str, ok: set[str], lost: set[st
     assert {w for w, r in found.items() if not r.ok} == lost
 
 
-def test_store_places(tmp_path: Path) -> None:
-    """A store may be a file that does not exist yet, in folders that do not; not under a file."""
-    assert rows(tmp_path / "new" / "store.db")["store"].ok
-    (tmp_path / "file").write_text("", encoding="utf-8")
-    assert rows(tmp_path / "file")["store"].ok
-    assert not rows(tmp_path / "file" / "store.db")["store"].ok
+def test_cache_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cache may be in folders that are not there yet; not under a file."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "new"))
+    assert rows()["cache"].ok
     assert not (tmp_path / "new").exists()
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert not rows()["cache"].ok
+    assert not rows()["cache"].needed
 
 
 def test_nothing_slow_is_loaded() -> None:

@@ -412,10 +412,11 @@ def test_attention_is_explained_by_its_own_decisions() -> None:
 
 
 def test_spills_are_told_of() -> None:
-    """The time counts no spills: the launch and the changes say where there are some."""
+    """The launch and the changes say where there are some, and the time has them as a part."""
     tight = rung("tuned", ctas_per_sm=4)
     assert not check_schedule(tight, SIMT, STORY, H200)
     assert "spill" in explained(tight).launch
+    assert dict(explained(tight).parts)["spills"] > 0
     assert "spill" not in explained(rung("tuned")).launch
 
 

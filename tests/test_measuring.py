@@ -189,7 +189,7 @@ class Here:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def kill(self) -> None:
+    def begin(self, limit_seconds: float) -> None:
         pass
 
     def ask(self, request: Mapping[str, Any], limit_seconds: float) -> Any:

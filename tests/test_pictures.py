@@ -279,19 +279,6 @@ def test_measured_times_are_legible(span: float, problems: int) -> None:
         assert 2 <= len(ticks) <= 9
 
 
-def test_the_demo_s_figure_has_no_legend_of_machines() -> None:
-    figure = measured_figure([(1e-3, 1.1e-3), (1.2e-3, 1.1e-3)], "title", peer_seconds=1e-3)
-    require_legible(figure)
-    legend = figure.axes[0].get_legend()
-    assert legend is not None
-    assert [text.get_text() for text in legend.get_texts()] == [
-        "within 15 %",
-        "measured = predicted",
-        "a schedule",
-        "cuBLAS",
-    ]
-
-
 # Machado et al., "A Physiologically-based Model for Simulation of Color Vision Deficiency", 2009
 VISION = {
     "all": np.eye(3),

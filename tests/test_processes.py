@@ -175,7 +175,7 @@ def test_the_others_end_with_this_one(two: list[Any]) -> None:
     """Also if they hang: the end of the pipe is all that they see of this one's end."""
     parts, never = parts_of(faulty("hang")), float("inf")
     task = PartTask(Faulty("hang"), PROBLEM, DEVICE, WIDE, parts, 3, (), never, never, 2)
-    with process.started(task, "tinygpu.search.exact.part") as pipe:
+    with process.started(task) as pipe:
         assert os.getpgid(two[0].pid) != os.getpgid(0)  # Ctrl-C is for one of them
         pipe.close()
         assert two[0].wait(30) == -signal.SIGKILL

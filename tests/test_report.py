@@ -17,7 +17,7 @@ from tests.sample import all_by_turns
 from tests.test_cli import FIX, tinygpu
 from tinygpu.cli import app
 from tinygpu.cli.layout_picture import layout_figure
-from tinygpu.cli.pictures import measured_figure, png, times_figure
+from tinygpu.cli.pictures import Point, measured_figure, png, times_figure
 from tinygpu.devices.device import load_device
 from tinygpu.errors import ScheduleError
 from tinygpu.machines.hopper import STARTS, Hopper
@@ -113,7 +113,8 @@ def test_times_show_every_schedule_and_its_bottleneck() -> None:
 
 
 def test_measured_counts_what_is_within_15_percent() -> None:
-    figure = measured_figure([(1.0, 1.14), (1.0, 1.16), (2.0, 1.0)], "title", peer_seconds=1.0)
+    pairs = (1.0, 1.14), (1.0, 1.16), (2.0, 1.0)
+    figure = measured_figure([Point(*pair, "simt", "a matmul") for pair in pairs], "title")
     assert "1 of 3 within 15 %" in figure.get_suptitle()
     assert png(figure)[:4] == b"\x89PNG"
 

@@ -51,7 +51,7 @@ class Pretended:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def kill(self) -> None:
+    def begin(self, limit_seconds: float) -> None:
         pass
 
     def ask(self, request: Any, limit_seconds: float) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -22,7 +23,8 @@ from tests.sample import by_turns, draws, some
 from tests.term_threads import Thread, once, parameters_of, seen
 from tinygpu.codegen.emit import signature
 from tinygpu.codegen.kernel.smem import smem_plan
-from tinygpu.codegen.run.assemble import Cubin, assemble, assemble_many
+from tinygpu.codegen.run.assemble import Cubin, assemble
+from tinygpu.cores import cores
 from tinygpu.errors import ProgramError
 from tinygpu.machines.hopper import STARTS, Hopper
 from tinygpu.space.space import Space
@@ -149,11 +151,15 @@ def test_so_does_one_of_any_schedule(
         agree(program, text, Thread(program, sizes, number, rank, cluster, clusters))
 
 
+def assembled(texts: list[str]) -> list[Cubin]:
+    with ThreadPoolExecutor(cores()) as pool:
+        return list(pool.map(lambda text: assemble(text, "sm_90a"), texts))
+
+
 def test_they_assemble_without_spills() -> None:
     """For sm_90a; ptxas serialises no product and ignores no register count (it would raise)."""
-    cubins = assemble_many([(emit(term(*point)), "sm_90a") for point in POINTS])
+    cubins = assembled([emit(term(*point)) for point in POINTS])
     for point, cubin in zip(POINTS, cubins, strict=True):
-        assert isinstance(cubin, Cubin), (point, cubin)
         assert not cubin.spills, point
         program = term(*point)
         assert cubin.registers * program.threads * program.ctas_per_sm <= 65536
@@ -183,8 +189,7 @@ def test_the_widest_sums_assemble(output: str | None, cluster_k: int) -> None:
                     texts.append(emit(Hopper().program(operation, Chosen(point))))
                     break
     assert len(texts) == 18
-    for cubin in assemble_many([(text, "sm_90a") for text in texts]):
-        assert isinstance(cubin, Cubin), cubin
+    for cubin in assembled(texts):
         assert not cubin.spills
 
 
@@ -197,8 +202,7 @@ def test_any_candidate() -> None:
     before = time.process_time()
     texts = [emit(program) for program in found]
     assert (time.process_time() - before) / len(texts) < 0.1
-    cubins = assemble_many([(text, "sm_90a") for text in texts])
-    assert [cubin for cubin in cubins if not isinstance(cubin, Cubin)] == []
+    assembled(texts)
 
 
 @pytest.mark.parametrize("name", GOLDEN)

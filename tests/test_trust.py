@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +17,7 @@ from benchmarks.oracle import HELD_OUT, path_of, still
 from tests.sample import draws
 from tinygpu.cli import app
 from tinygpu.cli.heuristics import heuristics
-from tinygpu.cli.trusting import cases_in, rankings
+from tinygpu.cli.trusting import cases_in, model_report, rankings
 from tinygpu.machines import MACHINES
 from tinygpu.search.store import Store
 from tinygpu.search.trust import COUNTS, Evidence, by_regime, habits, regret_at, roofline
@@ -30,8 +29,7 @@ scored = st.lists(st.tuples(st.integers(1, 99), st.integers(0, 3)), min_size=1, 
 
 
 def case(path: Path) -> Evidence:
-    (found,) = cases_in(path, "", MACHINES)
-    return found
+    return time_model.evidence_in(path)
 
 
 @settings(max_examples=draws(24, 60), deadline=None)
@@ -112,12 +110,10 @@ def report(*words: object) -> str:
     return result.output
 
 
-def test_the_command_on_an_oracle(tmp_path: Path) -> None:
+def test_a_page_of_an_oracle(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A page that holds its pictures and tables, and the pictures as files."""
-    for path in (FEW, SIMT):
-        shutil.copy(path, tmp_path)
-    (tmp_path / "other.json").write_text("{}")
-    told = report(tmp_path)
+    model_report([case(FEW), case(SIMT)], tmp_path)
+    told = capsys.readouterr().out
     page = (tmp_path / "model.html").read_text()
     assert page.count("data:image/png;base64,") == 4 == len(list(tmp_path.glob("*.png")))
     assert not re.search(r'(src|href)="(?!data:)', page)
@@ -157,15 +153,19 @@ def test_the_command_on_a_users_own_store(tmp_path: Path) -> None:
 
 
 def test_what_is_wrong_is_one_line(tmp_path: Path) -> None:
-    """Nothing there, no oracle's file, a GPU of which no device is known."""
-    tree = json.loads(FEW.read_text())
-    for text, told in (
-        ("{}", "no measured schedule"),
-        (json.dumps(tree | {"case": ["hopper"]}), "no file of an oracle"),
-        (json.dumps(tree | {"provenance": {"device": "GPU X"}}), "calibrate wrote there"),
+    """Nothing there, no store, a GPU of which no device is known."""
+    mine = case(MANY)
+    operation, sizes, chosen = describe(mine.problem, mine.schedules[0])
+    one = Measurement(operation=operation, sizes=sizes, schedule=chosen, seconds=1.0,
+                      device="GPU X", driver="580", emitter=1)  # fmt: skip
+    for name, text, told in (
+        ("x.json", "{}", "no measured schedule"),
+        ("store.db", "{}", "not a database"),
+        ("x.jsonl", one.to_json(), "calibrate wrote there"),
     ):
-        (tmp_path / "x.json").write_text(text)
-        result = CliRunner().invoke(app, ["report", "--model", str(tmp_path)])
+        (tmp_path / name).write_text(text)
+        place = tmp_path / name if name == "x.jsonl" else tmp_path
+        result = CliRunner().invoke(app, ["report", "--model", str(place)])
         assert result.exit_code == 2
         assert told in result.output
         assert len(result.output.splitlines()) == 1

@@ -355,7 +355,7 @@ def test_code_that_the_emulator_does_not_know_is_unproved() -> None:
 
 def test_another_reduction_than_it_says_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Asynchronous, by TMA: it takes the maximum of the parts of k, not their sum."""
-    most = replace(REDUCE, lower=partial(bulk_tensor, store="cp.reduce.async", how=".max"))
+    most = replace(REDUCE, lower=partial(bulk_tensor, store="cp.reduce", how=".max"))
     monkeypatch.setattr("examples.reduce.REDUCE", most)
     monkeypatch.setattr(SplitK, "instructions", (*SplitK.instructions[:-1], most))
     term = program(parts=2)

@@ -25,7 +25,7 @@ from tinygpu.codegen.kernel.rings import split_index
 from tinygpu.codegen.kernel.scope import Scope, Terms
 from tinygpu.codegen.kernel.smem import smem_plan
 from tinygpu.term.layout import Swizzle
-from tinygpu.term.program import Access, Affine, Buffer, Do, Exit, Program, counted
+from tinygpu.term.program import Access, Affine, Buffer, Do, Program, counted
 
 __all__ = ["Addresses"]
 
@@ -294,13 +294,13 @@ class Addresses:
         return ("base", access.buffer.name, threads, access.thread, terms)
 
     def base(
-        self, access: Access, threads: tuple[int, ...], scope: Scope, rows: tuple[int, ...] = ()
+        self, access: Access, threads: tuple[int, ...], scope: Scope
     ) -> tuple[Scalar, tuple[int, ...]]:
         """Return the pointer of an access and, for each dimension, the row that it stands at."""
         key = self.key(access, threads, scope)
         found = self.text.known((*key, "rows"))
         if found is None:
-            first = rows or tuple(scope.split(o)[0] for o in access.origin)
+            first = tuple(scope.split(o)[0] for o in access.origin)
             self.text.remember((*key, "rows"), ",".join(map(str, first)))
             self.text.remember(key, self.pointer(access, threads, first, scope))
             found = self.text.known((*key, "rows"))
@@ -377,7 +377,7 @@ class Addresses:
 
         return self.text.once(("long", stride), make)
 
-    def steps(self, do: Do | Exit, access: Access, name: str, scope: Scope) -> Scalar:
+    def steps(self, access: Access, name: str, scope: Scope) -> Scalar:
         """Return by how many bytes the pointer of an access moves in a step of a loop variable."""
         text, total = self.text, 0
         result: Scalar = 0

@@ -63,7 +63,7 @@ def stepped_pointers(addresses: Addresses, loop: For, scope: Scope) -> list[tupl
                 pointer = text.wide_multiply_add(pitch, skipped, pointer)
             moved = text.register("u64")
             text.emit(f"mov.u64 {moved}, {pointer}")
-            distance = addresses.steps(do, access, loop.var, inner)
+            distance = addresses.steps(access, loop.var, inner)
         key = addresses.key(access, do.threads, inner)
         text.remember(key, moved)
         text.remember((*key, "rows"), ",".join(map(str, rows)))

@@ -61,7 +61,7 @@ def cta_group(program: Program) -> int:
     found = (
         extents.get(s.multicast, 1)
         for s, _ in walk(program)
-        if isinstance(s, Do) and s.instruction.name == "tcgen05.mma"
+        if isinstance(s, Do) and s.instruction.unit == "tensor"
     )
     return max(found, default=1)
 

@@ -22,11 +22,11 @@ __all__ = ["bulk_tensor", "prepare"]
 
 
 def bulk_tensor(
-    kernel: KernelCode, do: Do, scope: Scope, *, store: str = "cp.async", how: str = ""
+    kernel: KernelCode, do: Do, scope: Scope, *, store: str = "cp", how: str = ""
 ) -> None:
     """cp.async.bulk.tensor, either way: one instruction a box.
 
-    A ``store`` by "cp.reduce.async" combines the tile with the array, ``how``: ".add", ".min", ...
+    A ``store`` by "cp.reduce" combines the tile with the array, ``how``: ".add", ".min", ...
     """
     (read,) = do.reads
     assert isinstance(read, Access)
@@ -53,7 +53,7 @@ def bulk_tensor(
         at = text.add(text.add("%smem", base), far)
         place = _coordinates(kernel, gmem, _moved(gmem, slab, lines * box), lines, scope)
         where = f"{name}, {{{', '.join(map(str, place))}}}"
-        copy = f"{'cp.async' if loads else store}.bulk.tensor.{len(place)}d"
+        copy = f"{'cp' if loads else store}.async.bulk.tensor.{len(place)}d"
         if not loads:
             text.emit(f"{copy}.global.shared::cta{how}.tile.bulk_group [{where}], [{at}]")
             continue

@@ -28,22 +28,19 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tinygpu.codegen.run.ptxas_faults import faults_of, way_out
+from tinygpu.codegen.run.ptxas_faults import faults_of, numbers_of, way_out
 from tinygpu.codegen.run.scoreboards import Waits, unwaited
-from tinygpu.cores import cores
 from tinygpu.errors import AssemblyError
 
 __all__ = [
     "DROPPED",
     "Cubin",
     "assemble",
-    "assemble_many",
     "cache_folder",
     "check_waits",
     "every_ptxas",
@@ -113,7 +110,7 @@ def every_ptxas() -> tuple[tuple[Path, str], ...]:
                 lost = error
     if not found:
         raise lost or AssemblyError(f"ptxas: found neither in the wheel nor on PATH; {_GET}")
-    return tuple(sorted(found.values(), key=lambda one: _numbers(one[1]), reverse=True))
+    return tuple(sorted(found.values(), key=lambda one: numbers_of(one[1]), reverse=True))
 
 
 def known_fault() -> str:
@@ -153,23 +150,6 @@ def assemble(
     cubin = _run(ptxas, ptx, arch, extra)
     _write(path, cubin)
     return cubin
-
-
-def assemble_many(texts: Sequence[tuple[str, str]]) -> tuple[Cubin | AssemblyError, ...]:
-    """Assemble (PTX, arch) pairs in parallel; a text that fails gives its error in its place.
-
-    Raises AssemblyError where there is no ptxas.
-    """
-    find_ptxas()
-
-    def one(text: tuple[str, str]) -> Cubin | AssemblyError:
-        try:
-            return assemble(*text)
-        except AssemblyError as error:
-            return error
-
-    with ThreadPoolExecutor(cores()) as pool:
-        return tuple(pool.map(one, texts))
 
 
 def sass(cubin: bytes) -> str:
@@ -260,10 +240,6 @@ def _tools(name: str) -> Iterator[Path]:
         path = folder / name
         if path.is_file() and os.access(path, os.X_OK):
             yield path
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(map(int, version.split(".")))
 
 
 @functools.cache

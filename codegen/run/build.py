@@ -25,7 +25,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
-from threading import Lock, Thread
+from threading import Lock
 from typing import Any
 
 from tinygpu.codegen.emit import emit
@@ -86,23 +86,11 @@ class Builders(ExitStack):
         super().__init__()
         find_ptxas()
         self._workers = [self.enter_context(Worker(_COMMAND)) for _ in range(jobs or cores())]
-        self._beginning: list[Thread] = []
 
     def begin(self, limit_seconds: float) -> None:
         """Start all beside what the caller does next: Python takes a second or two to begin."""
-        hello = {"do": "hello"}, limit_seconds
-        self._beginning = [Thread(target=w.ask, args=hello, daemon=True) for w in self._workers]
-        self.callback(self._ready)
         for worker in self._workers:
-            self.callback(worker.kill)
-        for thread in self._beginning:
-            thread.start()
-
-    def _ready(self) -> None:
-        """Wait for those that begin."""
-        for thread in self._beginning:
-            thread.join()
-        self._beginning = []
+            worker.begin(limit_seconds)
 
     def each(
         self, wanted: Sequence[Wanted], until: Deadline = NEVER
@@ -129,7 +117,6 @@ class Builders(ExitStack):
 
         if not wanted:
             return
-        self._ready()
         pool, busy, there = ThreadPoolExecutor(jobs), self._workers[:jobs], 0
         seconds = None if until.open else until.left()
         try:
@@ -154,7 +141,6 @@ class Builders(ExitStack):
         jobs = min(len(self._workers), len(wanted))
         if not jobs:
             return
-        self._ready()
         asking = self._asking("assemble", jobs)
         with ThreadPoolExecutor(jobs) as pool:
             for answer in pool.map(lambda one: None if until.passed() else asking(one), wanted):

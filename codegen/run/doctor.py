@@ -17,15 +17,13 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import tinygpu as package
 from tinygpu.codegen.run.assemble import cache_folder, every_ptxas, find_nvdisasm
-from tinygpu.codegen.run.provenance import device_and_driver
-from tinygpu.codegen.run.ptxas_faults import faults_of, way_out
+from tinygpu.codegen.run.provenance import device_and_driver, installed
+from tinygpu.codegen.run.ptxas_faults import faults_of, numbers_of, way_out
 from tinygpu.devices.device import device_of, load_device
 from tinygpu.errors import TinyGpuError
 
@@ -55,14 +53,9 @@ class Row:
         """Whether nothing is missing."""
         return not self.missing
 
-    def __str__(self) -> str:
-        """One line."""
-        text = f"{'ok     ' if self.ok else 'missing'} {self.what:12} {self.found}".rstrip()
-        return text if self.ok else f"{text} ({self.missing}); {self.how}"
 
-
-def diagnose(stores: Sequence[Path] = ()) -> tuple[Row, ...]:
-    """Look at this machine; ``stores`` are files that have to be writable, beside the cache."""
+def diagnose() -> tuple[Row, ...]:
+    """Look at this machine."""
     return (
         Row("Python", f"{platform.python_version()} ({sys.executable})"),
         *map(_package, _PACKAGES),
@@ -70,37 +63,27 @@ def diagnose(stores: Sequence[Path] = ()) -> tuple[Row, ...]:
         _disassembler(),
         _cupy(),
         *_gpu(*device_and_driver()),
-        *(_writable("cache" if p == cache_folder() else "store", p) for p in
-          (cache_folder(), *stores)),
-    )  # fmt: skip
+        _cache(),
+    )
 
 
-def how_to_install(extra: str) -> str:
-    """Return the command that adds an extra: no index has this package.
+def how_to_install() -> str:
+    """Return the command that adds what launching needs: no index has this package.
 
-    >>> how_to_install("gpu").startswith("pip install ")
+    >>> how_to_install().startswith("pip install ")
     True
     """
     root = Path(package.__file__).resolve().parent.parent
     if (root / "pyproject.toml").is_file():
-        return f'pip install ".[{extra}]" in {root}'
-    wheel = f"tinygpu-{_installed('tinygpu')}-py3-none-any.whl"
-    return f'pip install "{wheel}[{extra}]" in the folder of that wheel'
-
-
-def _installed(*names: str) -> str:
-    """Return the version of the first of these distributions that is installed, or ""."""
-    for name in names:
-        try:
-            return version(name)
-        except PackageNotFoundError:
-            continue
-    return ""
+        return f'pip install ".[gpu]" in {root}'
+    wheel = f"tinygpu-{installed('tinygpu')}-py3-none-any.whl"
+    return f'pip install "{wheel}[gpu]" in the folder of that wheel'
 
 
 def _package(name: str) -> Row:
-    found = _installed(name)
-    return Row(name, found) if found else Row(name, "", "not installed", f"pip install {name}")
+    if (found := installed(name)) == "none":
+        return Row(name, "", "not installed", f"pip install {name}")
+    return Row(name, found)
 
 
 def _ptxas() -> Row:
@@ -110,7 +93,7 @@ def _ptxas() -> Row:
     except TinyGpuError as error:
         return Row("ptxas", "", str(error).partition("; ")[0], how)
     where = f"{found} ({path})"
-    if tuple(map(int, found.split(".")[:2])) < _PTXAS_OLDEST:
+    if numbers_of(found) < _PTXAS_OLDEST:
         return Row("ptxas", where, "13.0 or newer, which takes PTX 9.0", how)
     if faults := faults_of(found):
         where += "".join(f"; {fault}" for fault in faults) + f"; {way_out(found)}"
@@ -128,10 +111,9 @@ def _disassembler() -> Row:
 
 
 def _cupy() -> Row:
-    found = _installed(*_CUPY)
-    if found:
+    if (found := installed(*_CUPY)) != "none":
         return Row("CuPy", found, needed=False)
-    return Row("CuPy", "", "needed to launch", how_to_install("gpu"), needed=False)
+    return Row("CuPy", "", "needed to launch", how_to_install(), needed=False)
 
 
 def _gpu(name: str, driver: str) -> tuple[Row, ...]:
@@ -157,14 +139,12 @@ def _gpu(name: str, driver: str) -> tuple[Row, ...]:
                                       "by tinygpu calibrate", needed=False))  # fmt: skip
 
 
-def _writable(what: str, path: Path) -> Row:
-    """Look whether a file could be written at this path, without writing anything."""
-    place = path
+def _cache() -> Row:
+    """Look whether a file could be written into the cache, without writing anything."""
+    place = path = cache_folder()
     while not place.exists() and place != place.parent:
         place = place.parent
-    if os.access(place, os.W_OK) and (place == path or place.is_dir()):
-        return Row(what, str(path))
-    how = "choose another path, or make it writable"
-    if what == "cache":
-        how = "set XDG_CACHE_HOME to a folder that you may write; without it nothing is cached"
-    return Row(what, str(path), f"{place} is not writable", how, needed=what != "cache")
+    if os.access(place, os.W_OK) and place.is_dir():
+        return Row("cache", str(path))
+    how = "set XDG_CACHE_HOME to a folder that you may write; without it nothing is cached"
+    return Row("cache", str(path), f"{place} is not writable", how, needed=False)

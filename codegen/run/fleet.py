@@ -57,11 +57,6 @@ def gpus_here() -> list[str]:
         return []
 
 
-def _library(name: str) -> Any:
-    """Import dask, most of which has no types."""
-    return import_module(name)
-
-
 @contextmanager
 def fleet(address: str = "", gpus: Sequence[str] = ()) -> Iterator[Any]:
     """Give a client of a scheduler, or of a local cluster with a worker for each of ``gpus``.
@@ -69,7 +64,7 @@ def fleet(address: str = "", gpus: Sequence[str] = ()) -> Iterator[Any]:
     Raises LaunchError where dask is missing, or where nobody answers.
     """
     try:
-        distributed = _library("distributed")
+        distributed = import_module("distributed")
     except ImportError:
         raise LaunchError("--scheduler: dask is not installed; pip install tinygpu[dask]") from None
     options = {"dashboard_address": ":0", "host": "127.0.0.1", "port": 0}
@@ -200,7 +195,7 @@ class FleetCampaign(Campaign):
 
         Where the reference is asked for too, it is what it was in the first share.
         """
-        distributed, known = _library("distributed"), base.schedule
+        distributed, known = import_module("distributed"), base.schedule
         workers = max(1, len(self.client.scheduler_info(n_workers=-1)["workers"]))
         every = [schedule for schedule in fresh if schedule != known]
         size = max(1, min(options.batch, -(-len(every) // workers)))

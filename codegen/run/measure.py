@@ -28,7 +28,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from threading import Thread
 from typing import Any
 
 from tinygpu.codegen.emit import EMITTER_VERSION
@@ -144,22 +143,11 @@ class Crew(ExitStack):
         self.worker = self.enter_context(Worker(command))
         self.builders = self.enter_context(Builders(jobs))
         self.built: dict[tuple[str, str], Built] = {}
-        self._beginning: Thread | None = None
 
     def begin(self, limit_seconds: float) -> None:
         """Start all processes beside what the caller does next: CUDA takes seconds to begin."""
-        hello = {"do": "hello"}, limit_seconds
-        self._beginning = Thread(target=self.worker.ask, args=hello, daemon=True)
-        self._beginning.start()
-        self.callback(self.ready)
-        self.callback(self.worker.kill)
+        self.worker.begin(limit_seconds)
         self.builders.begin(limit_seconds)
-
-    def ready(self) -> None:
-        """Wait for a worker that begins."""
-        if self._beginning is not None:
-            self._beginning.join()
-            self._beginning = None
 
 
 class Campaign(ExitStack):
@@ -191,7 +179,6 @@ class Campaign(ExitStack):
 
     def __enter__(self) -> Campaign:
         """Start the worker.  Raises LaunchError if it cannot use a GPU."""
-        self.crew.ready()
         hello = self.worker.ask({"do": "hello"}, self.options.limit_seconds)
         if "failed" in hello:
             self.close()

@@ -51,7 +51,9 @@ def answer_on_gpu(request: dict[str, Any]) -> dict[str, Any]:
     scalars: dict[str, float] = request["scalars"]
     if request["do"] == "peers":
         try:
-            return {"names": list(map(str, _module(request["module"]).peers(problem)))}
+            return {
+                "names": list(map(str, importlib.import_module(request["module"]).peers(problem)))
+            }
         except (TinyGpuError, ImportError) as error:
             return {"names": [], "why": str(error)}
     if request["do"] == "validate":
@@ -120,7 +122,10 @@ def _data(
     checked = sorted({i * sets // _CHECKED_SETS for i in range(_CHECKED_SETS)})
     trials = {i: trial(problem, seed + i, scalars=dict(scalars)) for i in checked}
     given = [trials[max(c for c in checked if c <= i)] for i in range(sets)]
-    data = [t if i in trials else replace(t, inputs=_copies(t.inputs)) for i, t in enumerate(given)]
+    data = [
+        t if i in trials else replace(t, inputs=tuple(x.copy() for x in t.inputs))
+        for i, t in enumerate(given)
+    ]
     return data, [Output(problem) for _ in range(sets)], checked
 
 
@@ -144,7 +149,7 @@ class _Run:
         stream, problem = gpu().cuda.get_current_stream, data.problem
         if "peer" in candidate:
             module, _, function = str(candidate["peer"]).partition(":")
-            make = getattr(_module(module), function)
+            make = getattr(importlib.import_module(module), function)
             run = make(problem, data.inputs, output.array, data.scalars)
             usual = usual_roundoff(problem.operation), usual_narrowing(problem.operation)
             return _Run(run, data, output, usual)
@@ -159,24 +164,10 @@ class _Run:
     def error(self) -> float:
         """Return the worst error ratio of what it wrote last."""
         if self._own is not None:
-            raw = self._own.view(_torch_bits(self._own))
+            torch = importlib.import_module("torch")  # as integers, which every CuPy can take
+            raw = self._own.view(getattr(torch, f"int{8 * self._own.element_size()}"))
             self._output.arrays[0].view(f"i{raw.itemsize}")[...] = gpu().from_dlpack(raw)
         return self._data.worst(self._output, *self._roundoffs)
-
-
-def _torch_bits(tensor: Any) -> Any:
-    """Return PyTorch's integer type of a tensor's width: what every CuPy can take."""
-    torch = importlib.import_module("torch")
-    return getattr(torch, f"int{8 * tensor.element_size()}")
-
-
-def _module(name: str) -> Any:
-    """Return a module of peers."""
-    return importlib.import_module(name)
-
-
-def _copies(arrays: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple(array.copy() for array in arrays)
 
 
 def _rotating(runs: Sequence[_Run]) -> Callable[[int], None]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["FAULTS", "PtxasFault", "faults_of", "way_out"]
+__all__ = ["FAULTS", "PtxasFault", "faults_of", "numbers_of", "way_out"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,6 @@ class PtxasFault:
     source: str
 
     def __str__(self) -> str:
-        """One line."""
         return f"{self.what} ({self.when}; {self.first} to {self.last})"
 
 
@@ -46,7 +45,9 @@ _NEWER = "pip install -U nvidia-cuda-nvcc"
 
 def faults_of(version: str) -> tuple[PtxasFault, ...]:
     """Return the known faults of a version of ptxas, given as ``13.0.88``."""
-    return tuple(f for f in FAULTS if _key(f.first) <= _key(version) <= _key(f.last))
+    return tuple(
+        f for f in FAULTS if numbers_of(f.first) <= numbers_of(version) <= numbers_of(f.last)
+    )
 
 
 def way_out(version: str) -> str:
@@ -56,5 +57,6 @@ def way_out(version: str) -> str:
     return f"{_NEWER}, if there is a newer one, or choose another schedule"
 
 
-def _key(version: str) -> tuple[int, ...]:
+def numbers_of(version: str) -> tuple[int, ...]:
+    """Return the numbers of a version, which are in its order."""
     return tuple(map(int, version.split(".")))

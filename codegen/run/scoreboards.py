@@ -141,7 +141,6 @@ class Hazard:
     consumer: SassInstruction
 
     def __str__(self) -> str:
-        """One line."""
         return f"`{self.consumer}` {self.how} {self.register} without waiting for `{self.producer}`"
 
 

@@ -23,8 +23,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
-from types import TracebackType
+from contextlib import AbstractContextManager, ExitStack, suppress
+from threading import Thread, current_thread
 from typing import Any
 
 from tinygpu.errors import LaunchError, TinyGpuError, out_of_memory
@@ -32,29 +32,42 @@ from tinygpu.errors import LaunchError, TinyGpuError, out_of_memory
 __all__ = ["Worker", "lost", "serve"]
 
 Answer = dict[str, Any]
-_TAIL_BYTES = 4096
+_TAIL_BYTES, _START_SECONDS = 4096, 120.0
 _HANGS = "it hangs"
 _DIED = "its process died"
 _NONSENSE = "its worker's answer is no JSON"
 _GPU_WORKER = (sys.executable, "-m", "tinygpu.codegen.run.worker")
 
 
-class Worker:
+class Worker(AbstractContextManager["Worker"]):
     """A worker process, started when it is asked; a context manager that kills it."""
 
-    def __init__(self, command: Sequence[str] = (), *, start_seconds: float = 120.0) -> None:
+    def __init__(self, command: Sequence[str] = ()) -> None:
         """Ask the GPU worker, or what ``command`` starts, and which says hello in time."""
         self._command = tuple(command) or _GPU_WORKER
-        self._start_seconds = start_seconds
         self._process: subprocess.Popen[bytes] | None = None
+        self._beginning: Thread | None = None
         self._open = ExitStack()
         self._complaints = -1
         self._rest = b""
 
+    def begin(self, limit_seconds: float) -> None:
+        """Start beside what the caller does next; the first request waits until it has begun."""
+        hello = {"do": "hello"}, limit_seconds
+        self._beginning = Thread(target=self.ask, args=hello, daemon=True)
+        self._beginning.start()
+
+    def _begun(self) -> None:
+        """Wait for one that begins."""
+        if self._beginning is not None and self._beginning is not current_thread():
+            self._beginning.join()
+            self._beginning = None
+
     def ask(self, request: Mapping[str, Any], limit_seconds: float) -> Answer:
         """Return the answer, or ``{"failed": reason}`` if there is none in time."""
+        self._begun()
         if self._process is None:
-            answer = self._exchange(self._start(), {"do": "hello"}, self._start_seconds)
+            answer = self._exchange(self._start(), {"do": "hello"}, _START_SECONDS)
             if "failed" in answer:
                 return answer
         assert self._process is not None
@@ -85,6 +98,8 @@ class Worker:
 
     def close(self) -> None:
         """Kill the process, if there is one, and wait for its end."""
+        self.kill()
+        self._begun()
         process, self._process = self._process, None
         if process is None:
             return
@@ -95,17 +110,7 @@ class Worker:
             self._open.close()
         self._rest = b""
 
-    def __enter__(self) -> Worker:
-        """Return itself."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Kill the process."""
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _start(self) -> subprocess.Popen[bytes]:

@@ -238,10 +238,6 @@ class _Best:
         known = [self.found.get((structure, row.tobytes()), (np.inf,))[0] for row in rows]
         return np.minimum(np.array(known)[where.reshape(-1)], self.limit)
 
-    def sorted(self) -> list[tuple[float, Scorer, Points]]:
-        """Return (seconds, scorer, point), fastest first."""
-        return sorted(self.found.values(), key=lambda item: item[0])
-
 
 def _draw(drawn: dict[Any, tuple[float, Place]], scorer: Scorer, points: Points) -> None:
     """Keep of the batch, and of what schedules differ in, the point of the least bound."""

@@ -109,7 +109,7 @@ def climb_in_parts(
         space.machine, space.problem, space.device, space.fixed, parts, k, spread, below, end, many,
         exact,
     )  # fmt: skip
-    with started(task, "tinygpu.search.exact.part") as pipe:
+    with started(task) as pipe:
         for done in range(1, len(parts) + 1):
             match pipe.recv():
                 case PartResult() as one:

@@ -27,6 +27,9 @@ from tinygpu.errors import TinyGpuError
 __all__ = ["Failed", "UnshareableError", "started", "told"]
 
 
+_MODULE = "tinygpu.search.exact.part"
+
+
 class UnshareableError(Exception):
     """No other process can do its part here; what to do alone is the caller's."""
 
@@ -40,8 +43,8 @@ class Failed:
 
 
 @contextmanager
-def started(task: Any, module: str) -> Iterator[Connection]:
-    """Start a process that runs a module, with its task; give its pipe, and end it in any case.
+def started(task: Any) -> Iterator[Connection]:
+    """Start a process, with its task; give its pipe, and end it in any case.
 
     Raises UnshareableError where it cannot be told of the task's machine, or does not start.
     """
@@ -51,7 +54,7 @@ def started(task: Any, module: str) -> Iterator[Connection]:
     with here, there:
         try:
             process = subprocess.Popen(
-                (sys.executable, "-P", "-m", module, str(there.fileno())),
+                (sys.executable, "-P", "-m", _MODULE, str(there.fileno())),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

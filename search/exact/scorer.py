@@ -48,7 +48,6 @@ class Scorers:
     """
 
     def __init__(self, space: Space) -> None:
-        """Make none yet."""
         self.space = space
         self.tables = Tables(space.sums.lengths)
         self.least = Kept()

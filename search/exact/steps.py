@@ -40,7 +40,6 @@ class Climb:
     """
 
     def __init__(self, every: Scorers, add: Add, until: Deadline) -> None:
-        """Follow nothing yet."""
         self.every, self.add, self.until = every, add, until
         self._followed: set[tuple[Scorer, bytes]] = set()
 

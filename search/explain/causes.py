@@ -37,6 +37,9 @@ from tinygpu.search.time.work import Event, Tree
 __all__ = ["Cause", "CausePlace", "ChainStep", "causes", "excesses", "peel"]
 
 
+_LEAST = 0.01
+
+
 @dataclass(frozen=True, slots=True)
 class CausePlace:
     """Where a cause lies: a statement of the term or a part of the launch; what is, what could be.
@@ -157,10 +160,10 @@ class ChainStep:
     left_seconds: float
 
 
-def peel(view: TimeView, *, least: float = 0.01) -> tuple[ChainStep, ...]:
+def peel(view: TimeView) -> tuple[ChainStep, ...]:
     """Remove causes of single statements one after another, the most costly of the moment first.
 
-    So it shows what hides behind a greater cause.  Stops where none saves ``least`` of the time
+    So it shows what hides behind a greater cause.  Stops where none saves a hundredth of the time
     that is left.  The savings and the last time sum to the first.
     """
     left = {name: kind for name, kind in KINDS.items() if kind.piece is not None}
@@ -169,7 +172,7 @@ def peel(view: TimeView, *, least: float = 0.01) -> tuple[ChainStep, ...]:
         views = {name: view.seen(_mended(view, _mends(kind, view))) for name, kind in left.items()}
         best = min(views, key=lambda name: views[name].seconds)
         saves = view.seconds - views[best].seconds
-        if saves < least * view.seconds:
+        if saves < _LEAST * view.seconds:
             break
         view = views[best]
         del left[best]

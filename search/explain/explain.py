@@ -47,7 +47,6 @@ from tinygpu.search.explain.explanation import (
 )
 from tinygpu.search.explain.mends import TimeView, duration, limiter
 from tinygpu.search.time.cost import cost
-from tinygpu.search.time.registers import spill_estimate
 from tinygpu.term.machine import Machine, Value
 from tinygpu.term.operation import Problem
 from tinygpu.term.schedule import Schedule
@@ -79,7 +78,7 @@ def explain(schedule: Schedule, machine: Machine, problem: Problem, device: Devi
             continue
         value, best = min(tried, key=lambda pair: pair[1].seconds)
         if best.seconds < view.seconds * (1 - NOTHING):
-            spill = float(_spilled(best)) > 0
+            spill = _spilled(best) > 0
             gains.append(Change(name, schedule[name], value, best.seconds, spill))
         if all(abs(v.seconds - view.seconds) < NOTHING * view.seconds for _, v in tried):
             idle.append(name)
@@ -260,8 +259,7 @@ def _rate(problem: Problem, device: Device, view: TimeView) -> tuple[float, floa
 
 
 def _spilled(view: TimeView) -> float:
-    stepped = view.features.stepped
-    return 0.0 if stepped else float(spill_estimate(view.program, view.device))
+    return float(view.features.launch.spilled())
 
 
 def _more(view: TimeView) -> str:
@@ -288,7 +286,7 @@ def _launch(view: TimeView) -> str:
             f"{tiles * size} tiles, {at_once * size} at once"
         )
     spilled = _spilled(view)
-    spill = f" ({spilled:.0f} spill, which the time does not count)" if spilled else ""
+    spill = f" ({spilled:.0f} spill)" if spilled else ""
     return (
         f"{tiles} CTAs of {int(s.threads)} threads, about {float(s.registers.registers()):.0f} "
         f"registers a thread{spill}, {smem}; {fits} CTAs on an SM, limited by {limiter(view)}"

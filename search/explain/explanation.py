@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from tinygpu.search.explain.causes import Cause, ChainStep
@@ -56,7 +56,7 @@ WORDS: Mapping[str, str] = {
 class Change:
     """A single decision changed: from one value to another, and the time then.
 
-    ``spill`` says whether registers are predicted to spill, which the time does not count.
+    ``spill`` says whether registers are predicted to spill.
     """
 
     decision: str
@@ -107,7 +107,6 @@ class Explanation:
     stuck: tuple[str, ...]
 
     def __str__(self) -> str:
-        """Return it as text of several lines."""
         return "\n".join(_explained(self))
 
     def tree(self) -> dict[str, Any]:
@@ -122,7 +121,10 @@ class Explanation:
             "unit": self.unit,
             "bottleneck": self.bottleneck,
             "parts": dict(self.parts),
-            "causes": [_cause_tree(c, self.levers.get(c.name, ())) for c in self.causes],
+            "causes": [
+                {**asdict(one), "changed_by": list(map(asdict, self.levers.get(one.name, ())))}
+                for one in self.causes
+            ],
             "one_after_another": [
                 {"cause": s.name, "saves_seconds": s.saves_seconds, "left_seconds": s.left_seconds}
                 for s in self.steps
@@ -171,7 +173,6 @@ class Comparison:
         return "A" if self.a.seconds < self.b.seconds else "B"
 
     def __str__(self) -> str:
-        """Return it as text of several lines."""
         return "\n".join(_compared(self))
 
     def tree(self) -> dict[str, Any]:
@@ -188,28 +189,6 @@ class Comparison:
                 for s in self.steps
             ],
         }
-
-
-def _cause_tree(cause: Cause, levers: tuple[Lever, ...]) -> dict[str, Any]:
-    return {
-        "name": cause.name,
-        "resource": cause.resource,
-        "saves_seconds": cause.saves_seconds,
-        "excess_seconds": cause.excess_seconds,
-        "places": [
-            {
-                "subject": p.subject,
-                "measured": p.measured,
-                "ideal": p.ideal,
-                "saves_seconds": p.saves_seconds,
-            }
-            for p in cause.places
-        ],
-        "changed_by": [
-            {"decision": v.decision, "value": v.value, "share": v.share, "seconds": v.seconds}
-            for v in levers
-        ],
-    }
 
 
 def rated(rate: float, peak: float, unit: str) -> str:

@@ -37,8 +37,8 @@ WIDER = (3, 6, 12)
 """How many of the best are changed; more where the changes of fewer promise nothing."""
 
 
-def gaussian(domain: Domain, rng: np.random.Generator, *, batch: int = BATCH) -> Steps:
-    """Ask for the ``batch`` schedules that may be fastest, until none may be faster than the best.
+def gaussian(domain: Domain, rng: np.random.Generator) -> Steps:
+    """Ask for the few schedules that may be fastest, until none may be faster than the best.
 
     Those that are changed differ in ``apart``.
     """
@@ -53,7 +53,7 @@ def gaussian(domain: Domain, rng: np.random.Generator, *, batch: int = BATCH) ->
                     changed.add(parent)
                     pool.add(domain.near(parent))
             if wanted := pool.promising(
-                found, batch if found else max(batch, domain.built_at_once)
+                found, BATCH if found else max(BATCH, domain.built_at_once)
             ):
                 break
         if not wanted:

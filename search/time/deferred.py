@@ -57,7 +57,6 @@ class Tables:
     """What was made of the numbers of a space with decisions of these lengths."""
 
     def __init__(self, lengths: tuple[int, ...]) -> None:
-        """Start with nothing."""
         self.lengths = lengths
         self._made: dict[tuple[Any, ...], tuple[Any, Any]] = {}
 

@@ -3,10 +3,7 @@
 Each is a number (or an array, over a space) that ``tinygpu.search.time.registers`` weighs; they are
 listed and explained there.  An amount is the sum of its addends, each of few decisions, or a tuple
 of factors of even fewer.  Some are cut into pieces at *bends*, so that each piece has a slope of
-its own:
-
->>> [int(piece) for piece in bent("body", 100.0).values()]
-[32, 64, 4, 0, 0]
+its own.
 
 Source: ``docs/model.md``, section "Time".
 """
@@ -29,13 +26,11 @@ __all__ = [
     "KINDS",
     "amounts",
     "arithmetic",
-    "bent",
     "flying",
     "fragment_registers",
     "is_true",
     "piece",
     "piece_name",
-    "quantities",
     "worth",
 ]
 
@@ -43,15 +38,6 @@ KINDS = ("f32", "f64", "f32+f64")
 ENDLESS = 1 << 30
 _JOINED_BYTES = 16
 _LARGE_BODY = 4096  # multiply-adds; of 60 kernels by ptxas 13.5: 2,048 are not large yet
-
-
-def quantities(program: Program) -> dict[str, Any]:
-    """Return what the estimate is affine in; see the module's text."""
-    found: dict[str, Any] = {}
-    for name, addends in amounts(program).items():
-        amount = sum(map(worth, addends), 0.0)
-        found |= bent(name, amount) if name in BENDS else {name: amount}
-    return found
 
 
 BENDS: Mapping[str, tuple[int, ...]] = {
@@ -114,15 +100,6 @@ def worth(addend: Any) -> Any:
 def _few(number: Any) -> Any:
     """Return a number along no more decisions than it changes with: what is made of it is small."""
     return remembered(narrowed, number) if isinstance(number, np.ndarray) else number
-
-
-def bent(name: str, amount: Any) -> dict[str, Any]:
-    """Cut an amount into the pieces between bends, so that each has a slope of its own."""
-    low, pieces = 0, {}
-    for high in BENDS[name]:
-        pieces[piece_name(name, high)] = piece(amount, low, high)
-        low = high
-    return pieces
 
 
 def _words(program: Program, name: str) -> Any:

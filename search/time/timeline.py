@@ -44,6 +44,7 @@ from typing import Any
 import numpy as np
 
 from tinygpu.devices.device import Device
+from tinygpu.isa.cp_async import COPIES
 from tinygpu.search.time.cost import OF_ARITHMETIC, Features, Placed, features
 from tinygpu.search.time.fitted import FITTED
 from tinygpu.search.time.recursion import (
@@ -84,7 +85,7 @@ class Span:
     @property
     def flies(self) -> bool:
         """Whether it brings something from global memory that is on its way for a while."""
-        brings = ("global memory", "cp.async", "copy engine")
+        brings = ("global memory", COPIES.name, "copy engine")
         return self.row in brings and self.ready_cycles > self.end_cycles
 
 
@@ -189,7 +190,7 @@ def trace(line: Timeline, device: Device, *, name: str = "CTA 0") -> dict[str, A
     return {"traceEvents": events, "displayTimeUnit": "ns"}
 
 
-_ROWS = {"sync": "barrier", "group": "wait", "async": "cp.async"}
+_ROWS = {"sync": "barrier", "group": "wait", "async": COPIES.name}
 
 
 def _row(event: Event) -> str:

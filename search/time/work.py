@@ -487,7 +487,7 @@ class _Accountant:
                 case For():
                     inner = self.tree(statement.body, (*around, statement))
                     if not statement.unrolled:
-                        inner = (*inner, self.loop_end(statement))
+                        inner = (*inner, self.loop_end())
                     form: Form = "unrolled" if statement.unrolled else "rolled"
                     trips = np.maximum(self.trips(statement), 0)
                     start, many = statement.start, self.flying if statement.unrolled else 1
@@ -574,7 +574,7 @@ class _Accountant:
             self.device.warp_schedulers_per_sm * self.device.issue_per_cycle_per_scheduler
         )
 
-    def loop_end(self, loop: For) -> Event:
+    def loop_end(self) -> Event:
         each = {"issue": self.issue(1), "int": WARP / self.device.int_per_cycle_per_sm}
         return Event("do", each, count=FITTED["loop"])
 

@@ -36,6 +36,8 @@ from tinygpu.cores import cores
 from tinygpu.devices.device import Device, load_device
 from tinygpu.errors import AssemblyError, IllegalScheduleError, LaunchError, TinyGpuError
 from tinygpu.machines.file import machine_named
+from tinygpu.search.selection import choose, intervals, slowdowns, smooth
+from tinygpu.search.store import Store
 from tinygpu.search.tuning.climb import CUBLASLT, Effort, climb
 from tinygpu.search.tuning.shape import Shape
 from tinygpu.term.machine import Machine, Value
@@ -299,7 +301,6 @@ def tried_at(job: Job) -> tuple[list[Pair], dict[Schedule, str]]:
     has the seconds.
     """
     from tinygpu.search.neighbourhood import Candidate
-    from tinygpu.search.store import Store
     from tinygpu.space.space import Space
 
     assert job.store is not None
@@ -361,7 +362,6 @@ def _mean(seconds: Sequence[float], shares: Sequence[float]) -> float:
 def _timed(job: Job, problem: Problem) -> ShapeTimes:
     """Measure a job's schedules, and peers, at a problem."""
     from tinygpu.codegen.run.measure import COARSE, Campaign, peer_of
-    from tinygpu.search.store import Store
 
     machines = {m.name: m for m in map(machine_named, job.machines)}
     programs = {s: s.term(machines[s.machine], job.operation) for s in job.schedules}
@@ -467,8 +467,6 @@ def pruned(
     ``found`` has, by shape and column, what was measured.  What was not is taken to err as the
     fastest of its shape did, and by a little more, so that what is known goes first.
     """
-    from tinygpu.search.selection import choose, slowdowns
-
     times = predicted.copy()
     for i, known in found.items():
         best = min(known, key=lambda j: known[j])
@@ -489,7 +487,7 @@ def tables_of(
     shapes: Sequence[Shape],
     kernels: Sequence[int],
     aim: str,
-    model: Model | None = None,
+    model: Model,
 ) -> dict[str, list[dict[str, Any]]]:
     """Return each rule of ``RULES`` as the loader's table, of ``kernels`` alone, by their place.
 
@@ -497,11 +495,10 @@ def tables_of(
     first, or where ``model``, which says what a column takes at a shape, puts it; its errors at
     both shapes are taken out.  Rules by hints switch where they say.
     """
-    from tinygpu.search.selection import choose, intervals, smooth
-
     own, every = times[:, list(kernels)], list(range(len(kernels)))
     foreseen = predicted[:, list(kernels)]
-    default = choose(own, 1, aim=aim).kernels[0] if _serves_all(own) else None
+    one = np.isfinite(own).all(axis=0).any()  # a kernel that serves every shape
+    default = choose(own, 1, aim=aim).kernels[0] if one else None
     tables: dict[str, list[dict[str, Any]]] = {rule: [] for rule in RULES}
     for others, group in _groups(shapes).items():
         rows, share = [shapes[i].size for i in group], [shapes[i].weight for i in group]
@@ -518,7 +515,7 @@ def tables_of(
         for rule, (ends, mine) in told.items():
             last = [i for i in range(len(mine)) if i + 1 == len(mine) or mine[i + 1] != mine[i]]
             upto = [ends[i] for i in last]
-            if model is not None and ends is rows:
+            if ends is rows:
                 seen = foreseen if rule == "model" else own
                 for at, i in enumerate(last[:-1]):
                     pair = [group[i], group[i + 1]]
@@ -600,8 +597,3 @@ def _groups(shapes: Sequence[Shape]) -> dict[tuple[int, ...], list[int]]:
     for i in sorted(range(len(shapes)), key=lambda i: shapes[i].size):
         found.setdefault(shapes[i].at, []).append(i)
     return dict(sorted(found.items()))
-
-
-def _serves_all(times: Times) -> bool:
-    """Whether some kernel serves every shape."""
-    return bool(np.isfinite(times).all(axis=0).any())

@@ -25,6 +25,7 @@ from typer.core import TyperGroup
 
 from tinygpu.cli import ask, code, demo, dispatch, look, plot, ptx, reporting, search, stored, which
 from tinygpu.cli.console import complain, say
+from tinygpu.cli.sizes import SizedCommand
 from tinygpu.errors import TinyGpuError
 from tinygpu.machines.file import fault_in_machine
 
@@ -120,7 +121,13 @@ def _main(
     """Search schedules under a formal model of a GPU, and write the PTX that it predicts."""
 
 
-for part in (look, search, ask, code, ptx, dispatch, which, demo, reporting):
-    part.add_to(app)
+_SIZED = (search.search, ask.ask, ask.prove, code.run, dispatch.dispatch, which.which)
+"""Commands that take sizes by the names of axes."""
+for command in (
+    *(look.machines, look.devices, look.laws, look.explain, look.check, look.verify),
+    *(search.search, ask.ask, ask.prove, code.emit, code.calibrate, code.doctor, code.run),
+    *(ptx.ptx, dispatch.dispatch, which.which, demo.demo, reporting.report),
+):
+    app.command(cls=SizedCommand if command in _SIZED else None)(command)
 app.add_typer(plot.app, name="plot")
 app.add_typer(stored.app, name="store")

@@ -10,8 +10,7 @@ import typer
 
 from tinygpu.cli.asked import Asked, asking, problem_of
 from tinygpu.cli.console import say, say_json, working, write
-from tinygpu.cli.given import DEVICE, JSON, MACHINE, device_given, fixed_values, machines_for
-from tinygpu.cli.sizes import SizedCommand
+from tinygpu.cli.given import DEVICE, FIX, JSON, MACHINE, device_given, fixed_values, machines_for
 from tinygpu.devices.device import label
 from tinygpu.errors import MachineError
 from tinygpu.term.schedule import to_json
@@ -20,16 +19,9 @@ if TYPE_CHECKING:
     from tinygpu.space.questions import Answer
     from tinygpu.space.space import Space
 
-__all__ = ["add_to"]
+__all__ = ["ask", "prove"]
 
-_FIX = Annotated[list[str] | None, typer.Option(help="decision=value[,value]; may be repeated.")]
 _OUT = Annotated[Path | None, typer.Option(help="File for the schedule that is found.")]
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the commands to the command line."""
-    app.command(cls=SizedCommand)(ask)
-    app.command(cls=SizedCommand)(prove)
 
 
 @asking
@@ -38,7 +30,7 @@ def ask(
     wish: Annotated[str, typer.Argument(help='As "stages >= 5 and tile_n == 256".')] = "",
     machine: MACHINE = "",
     device: DEVICE = "",
-    fix: _FIX = None,
+    fix: FIX = None,
     out: _OUT = None,
     as_json: JSON = False,
 ) -> None:
@@ -57,7 +49,7 @@ def prove(
     claim: Annotated[str, typer.Argument(help='As "smem_bytes <= 200000".')] = "",
     machine: MACHINE = "",
     device: DEVICE = "",
-    fix: _FIX = None,
+    fix: FIX = None,
     out: _OUT = None,
     as_json: JSON = False,
 ) -> None:

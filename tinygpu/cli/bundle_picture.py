@@ -162,7 +162,7 @@ def _panelled(bundle: Bundle, panels: Sequence[Panel]) -> Figure:
     parts = [0.6 if upright else 0.38, 3.2 if alone else 1.9, *([1.0] if peers else [])]
     heights = parts * len(panels)
     looks = _looks(panels, bundle.rule)
-    legend = _legend(looks, panels, bundle, peers=peers)
+    legend = _legend(looks, panels, peers=peers)
     columns = columns_of(legend, _WIDTH)
     height = sum(heights) + 0.45 * len(panels) + 1.2 + 0.2 * math.ceil(len(legend) / columns)
     close = ConstrainedLayoutEngine(hspace=0.02, h_pad=0.03)
@@ -222,7 +222,6 @@ def _looks(panels: Sequence[Panel], rule: str) -> dict[str, tuple[str, dict[str,
 def _legend(
     looks: Mapping[str, tuple[str, dict[str, Any]]],
     panels: Sequence[Panel],
-    bundle: Bundle,
     *,
     peers: bool,
 ) -> list[Artist]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
@@ -25,7 +25,7 @@ from tinygpu.cli.console import (
     write,
 )
 from tinygpu.cli.given import JSON, ON, OWN, SCHEDULE, Given, file_of_each, read_schedule
-from tinygpu.cli.sizes import SIZES, SizedCommand, sizes_of
+from tinygpu.cli.sizes import SIZES, sizes_of
 from tinygpu.deadline import Deadline
 from tinygpu.errors import (
     DeviceError,
@@ -42,14 +42,7 @@ if TYPE_CHECKING:
     from tinygpu.codegen.run.interpretation import Interpretation
     from tinygpu.term.program import Program
 
-__all__ = ["add_to", "interpreted_text"]
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the commands to the command line."""
-    for command in (emit, calibrate, doctor):
-        app.command()(command)
-    app.command(cls=SizedCommand)(run)
+__all__ = ["calibrate", "doctor", "emit", "interpreted_text", "run"]
 
 
 def emit(
@@ -390,13 +383,7 @@ def doctor(as_json: JSON = False) -> None:
 
     rows = diagnose()
     if as_json:
-        say_json(
-            [
-                {"what": r.what, "found": r.found, "missing": r.missing, "how": r.how,
-                 "needed": r.needed}
-                for r in rows
-            ]
-        )  # fmt: skip
+        say_json([asdict(row) for row in rows])
     else:
         shown = [
             (

@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
+import numpy as np
 import typer
 
 from tinygpu.cli.asked import Asked, asking, operation_of
@@ -31,7 +32,7 @@ from tinygpu.cli.given import (
     machines_for,
 )
 from tinygpu.cli.shapes import shapes_of
-from tinygpu.cli.sizes import SizedCommand, spelled, texts_of
+from tinygpu.cli.sizes import spelled, texts_of
 from tinygpu.devices.device import label, load_device
 from tinygpu.errors import (
     IllegalScheduleError,
@@ -40,7 +41,10 @@ from tinygpu.errors import (
     TinyGpuError,
     nearest,
 )
+from tinygpu.search import selection
+from tinygpu.search.tuning import dispatching
 from tinygpu.search.tuning.climb import why_no_gpu
+from tinygpu.search.tuning.dispatching import Job, ShapeTimes, Times
 from tinygpu.search.tuning.shape import Shape
 from tinygpu.term.plan import kernels_of
 from tinygpu.term.schedule import Schedule, to_json
@@ -48,11 +52,10 @@ from tinygpu.term.schedule import Schedule, to_json
 if TYPE_CHECKING:
     from tinygpu.codegen.run.build import Built
     from tinygpu.codegen.run.bundle import BundledKernel
-    from tinygpu.search.tuning.dispatching import Job, ShapeTimes, Times
     from tinygpu.term.operation import Operation
     from tinygpu.term.plan import Term
 
-__all__ = ["Dispatch", "add_to"]
+__all__ = ["Dispatch", "dispatch"]
 
 Result = TypeVar("Result")
 Lost = dict[Schedule, tuple[Shape | None, str]]
@@ -62,11 +65,6 @@ _MOST_TOLD = 8
 _MOST_KERNELS, _ANCHORS, _UNMEASURED_ANCHORS = 64, 64, 12
 _SPREADS, _PART = 16, 16
 """Schedules of the model that are measured at an anchor; and those that a process predicts."""
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the command to the command line."""
-    app.command(cls=SizedCommand)(dispatch)
 
 
 @asking
@@ -111,10 +109,11 @@ def dispatch(
     from tinygpu.codegen.run.assemble import find_ptxas, known_fault
     from tinygpu.codegen.run.bundle import bundle_parts, refuse_other, write_bundle
     from tinygpu.codegen.run.provenance import provenance
-    from tinygpu.search.selection import AIMS
-    from tinygpu.search.tuning.dispatching import RULES
 
-    for option, given, known in (("--aim", aim, AIMS), ("--rule", rule, (*RULES, "first call"))):
+    for option, given, known in (
+        ("--aim", aim, selection.AIMS),
+        ("--rule", rule, (*dispatching.RULES, "first call")),
+    ):
         if given not in known:
             raise ScheduleError(f"{option} {given}: {nearest(given, known)}")
     if not 1 <= kernels <= _MOST_KERNELS:
@@ -190,7 +189,6 @@ class Dispatch(ExitStack):
         reproducible: bool = False,
     ) -> None:
         from tinygpu.codegen.runtime.driver import devices
-        from tinygpu.search.tuning.dispatching import Fleet
 
         super().__init__()
         self.operation, self.shapes, self.device = operation, shapes, device
@@ -198,7 +196,7 @@ class Dispatch(ExitStack):
         self.reproducible = reproducible
         self.machines = {own: machine_named(name) for own, name in names.items()}
         self.gpus = 0 if why_not else max(1, devices())
-        self.fleet = self.enter_context(Fleet(self.gpus))
+        self.fleet = self.enter_context(dispatching.Fleet(self.gpus))
         self.schedules: list[Schedule] = []
         self.timed: list[ShapeTimes] = []
         self.again: list[ShapeTimes] = []
@@ -210,8 +208,6 @@ class Dispatch(ExitStack):
 
     def job(self, shape: Shape, **how: Any) -> Job:
         """Return what a process is told about a shape."""
-        from tinygpu.search.tuning.dispatching import Job
-
         machines, store = tuple(self.names.values()), self.store if self.gpus else None
         return Job(
             machines, self.device, self.operation, shape, store,
@@ -223,27 +219,18 @@ class Dispatch(ExitStack):
 
         At most ``most`` are kept, from which ``count`` will be chosen.
         """
-        import numpy as np
-
-        from tinygpu.search.tuning.dispatching import (
-            Fleet,
-            anchors_of,
-            predicted_at,
-            pruned,
-            ranked_at,
-            tried_at,
+        anchors = dispatching.anchors_of(
+            self.shapes, _ANCHORS if self.gpus else _UNMEASURED_ANCHORS
         )
-
-        anchors = anchors_of(self.shapes, _ANCHORS if self.gpus else _UNMEASURED_ANCHORS)
         how = {"spreads": _SPREADS} if self.gpus else {}
-        with Fleet(0) if self.gpus else nullcontext(self.fleet) as fleet:
+        with dispatching.Fleet(0) if self.gpus else nullcontext(self.fleet) as fleet:
             with bar(f"search at {len(anchors)} shapes") as progress:
                 jobs = [self.job(one, **how) for one in anchors]
-                found = self._done(fleet.each(ranked_at, jobs, progress), jobs)
+                found = self._done(fleet.each(dispatching.ranked_at, jobs, progress), jobs)
             if self.gpus:
                 jobs = [self.job(j.shape, first=tuple(of), seconds=seconds) for j, of in found]
                 with bar(f"try at {len(jobs)} shapes") as progress:
-                    tried = self._done(self.fleet.each(tried_at, jobs, progress), jobs)
+                    tried = self._done(self.fleet.each(dispatching.tried_at, jobs, progress), jobs)
                 lost = {s: (j.shape, why) for j, (_, failed) in tried for s, why in failed.items()}
                 found = [(j, [p for p in ran if p[0] not in lost]) for j, (ran, _) in tried]
                 for schedule, (shape, why) in lost.items():
@@ -257,7 +244,7 @@ class Dispatch(ExitStack):
             parts = [tuple(every[i : i + _PART]) for i in range(0, len(every), _PART)]
             jobs = [self.job(anchors[0], schedules=p, shapes=tuple(self.shapes)) for p in parts]
             with bar(f"predict {len(every)} kernels") as progress:
-                told = self._done(fleet.each(predicted_at, jobs, progress), jobs)
+                told = self._done(fleet.each(dispatching.predicted_at, jobs, progress), jobs)
         every = [schedule for job, _ in told for schedule in job.schedules]
         times = np.array([row for _, rows in told for row in rows]).T
         number = {schedule: j for j, schedule in enumerate(every)}
@@ -266,7 +253,7 @@ class Dispatch(ExitStack):
             for job, of in found
             if of and self.gpus
         }
-        kept = pruned(times, seen, count, most, [s.weight for s in self.shapes])
+        kept = dispatching.pruned(times, seen, count, most, [s.weight for s in self.shapes])
         self.schedules = [every[j] for j in kept]
         self.predicted = times[:, kept]
 
@@ -322,14 +309,12 @@ class Dispatch(ExitStack):
 
     def time(self) -> None:
         """Measure all candidates at all shapes."""
-        from tinygpu.search.tuning.dispatching import timed_by
-
         self.times = self.predicted
         if not self.gpus:
             return
         jobs = [self.job(shape, schedules=tuple(self.schedules)) for shape in self.shapes]
         with bar(f"measure at {len(jobs)} shapes") as progress:
-            self.timed = timed_by(self.fleet, jobs, progress)
+            self.timed = dispatching.timed_by(self.fleet, jobs, progress)
         for number, why in sorted(self.fleet.retired.items()):
             self._note(f"GPU {number}", None, why)
         if len(cards := {one.device for one in self.timed if one.device}) > 1:
@@ -337,8 +322,6 @@ class Dispatch(ExitStack):
                 f"dispatch: the GPUs differ: {', '.join(sorted(cards))}; name those of one kind in "
                 "CUDA_VISIBLE_DEVICES"
             )
-        import numpy as np
-
         self.times = np.array([one.seconds for one in self.timed])
         for shape, one in zip(self.shapes, self.timed, strict=True):
             if not any(map(math.isfinite, one.seconds)):
@@ -380,31 +363,27 @@ class Dispatch(ExitStack):
                 return
             self._lose(lost)
 
-    def choose(self, count: int, aim: str, *, refined: bool = True) -> None:
-        """Choose the kernels and the rules; ``refined``: switch where the model says."""
-        from tinygpu.search.selection import choose
-        from tinygpu.search.tuning.dispatching import tables_of
-
+    def choose(self, count: int, aim: str) -> None:
+        """Choose the kernels and the rules, which switch where the model says."""
         weights = [s.weight for s in self.shapes]
-        self.choice = choose(self.times, count, weights, aim=aim)
+        self.choice = selection.choose(self.times, count, weights, aim=aim)
         served = self.choice.served
         first = {j: served.index(j) for j in self.choice.kernels}  # by the smallest they serve
         self.kernels = sorted(self.choice.kernels, key=lambda j: self.shapes[first[j]].size)
-        model = self._model() if refined else None
-        self.tables = tables_of(self.times, self.predicted, self.shapes, self.kernels, aim, model)
+        self.tables = dispatching.tables_of(
+            self.times, self.predicted, self.shapes, self.kernels, aim, self._model()
+        )
 
     def _model(self) -> Callable[[int, Shape], float]:
         """Return what predicts a candidate's time at a shape; infinite where it is illegal."""
-        from tinygpu.search.tuning.dispatching import Predictor
-
         chip = load_device(self.device)
-        known: dict[int, Predictor] = {}
+        known: dict[int, dispatching.Predictor] = {}
 
         def time(column: int, shape: Shape) -> float:
             schedule = self.schedules[column]
             if column not in known:
                 program = schedule.term(self.machines[schedule.machine], self.operation)
-                known[column] = Predictor(program, chip)
+                known[column] = dispatching.Predictor(program, chip)
             return known[column](shape)
 
         return time
@@ -414,8 +393,6 @@ class Dispatch(ExitStack):
 
         Returns which of the chosen failed.
         """
-        from tinygpu.search.tuning.dispatching import timed_by
-
         if not self.gpus:
             return {}
         mine = [self.schedules[j] for j in self.kernels]
@@ -427,7 +404,7 @@ class Dispatch(ExitStack):
             again = {"schedules": tuple(dict.fromkeys(beside)), "peers": peers, "anew": True}
             jobs.append(self.job(shape, rounds=9, **again))
         with bar(f"score at {len(jobs)} shapes") as progress:
-            self.again = timed_by(self.fleet, jobs, progress)
+            self.again = dispatching.timed_by(self.fleet, jobs, progress)
         return self._failing(self.again, mine)
 
     def build(self, arch: str) -> Lost:
@@ -460,32 +437,28 @@ class Dispatch(ExitStack):
 
         self.build(arch)
         found = []
-        for number, schedule in enumerate(self.schedules[j] for j in self.kernels):
+        for number, j in enumerate(self.kernels):
+            schedule = self.schedules[j]
             built = self._built[schedule]
             if isinstance(built, TinyGpuError):
                 raise built
             program = schedule.term(self.machines[schedule.machine], self.operation)
-            problem, _ = self._hint(number).problems(self.operation)[0]
+            hint = self.shapes[int((self.times[:, j] / self.times.min(axis=1)).argmin())]
+            problem, _ = hint.problems(self.operation)[0]  # where it does best beside the others
             text = to_json(schedule, problem, device=device)
-            name, contract = _kernel_name(number), contract_of(program)
+            name, contract = f"k{number:02}", contract_of(program)
             terms = tuple((text_of(one), certificate_of(one)[0]) for one in kernels_of(program))
             found.append(BundledKernel(name, schedule.machine, contract, built, text, terms))
         return found
 
-    def _hint(self, number: int) -> Shape:
-        """Return a shape that a kernel serves best of all."""
-        column = self.times[:, self.kernels[number]] / self.times.min(axis=1)
-        return self.shapes[int(column.argmin())]
-
     def tree(self, device: str, rule: str, aim: str) -> dict[str, Any]:
         """Return the manifest, but for the kernels."""
         from tinygpu.search.time.cost import cost
-        from tinygpu.search.tuning.dispatching import served_of
 
         chip = load_device(self.device)
         own = self.times[:, self.kernels]
         table_of = self.tables.get(rule) or self.tables["measured"]
-        served = served_of(table_of, self.shapes, own)
+        served = dispatching.served_of(table_of, self.shapes, own)
         programs = [
             self.schedules[j].term(self.machines[self.schedules[j].machine], self.operation)
             for j in self.kernels
@@ -546,10 +519,6 @@ class Dispatch(ExitStack):
 
         On the second measurement, if there is one; "first call" adds what its timing costs.
         """
-        import numpy as np
-
-        from tinygpu.search.tuning.dispatching import served_of
-
         own = self.times[:, self.kernels]
         count = len(self.kernels)
         seen = np.array([a.seconds[:count] for a in self.again]) if self.again else own
@@ -558,7 +527,10 @@ class Dispatch(ExitStack):
         share = np.array([s.weight for s in self.shapes])
         share = share / share.sum()
         found = {}
-        rules = {rule: served_of(rows, self.shapes, own) for rule, rows in self.tables.items()}
+        rules = {
+            rule: dispatching.served_of(rows, self.shapes, own)
+            for rule, rows in self.tables.items()
+        }
         rules["first call"] = [int(j) for j in own.argmin(axis=1)]
         for rule, served in rules.items():
             mine = seen[np.arange(len(served)), served]
@@ -576,10 +548,6 @@ class Dispatch(ExitStack):
 
 def _finite(seconds: float) -> float | None:
     return float(seconds) if math.isfinite(seconds) else None
-
-
-def _kernel_name(number: int) -> str:
-    return f"k{number:02}"
 
 
 def show(tree: Mapping[str, Any]) -> None:
@@ -634,9 +602,7 @@ def show(tree: Mapping[str, Any]) -> None:
 
 
 def _rule_text(rule: str, told: Mapping[str, float]) -> str:
-    from tinygpu.search.tuning.dispatching import RULES
-
-    if rule in RULES:
-        return RULES[rule]
+    if rule in dispatching.RULES:
+        return dispatching.RULES[rule]
     cost = told.get("first_call_seconds")
     return "times all at a shape's first call" + (f": {time_text(cost)}" if cost else "")

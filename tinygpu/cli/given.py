@@ -5,6 +5,7 @@ Everything raises a TinyGpuError in one line, with the nearest name, for what th
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tinygpu.devices.device import DEVICES, Device, device_of, load_device
+from tinygpu.document import parsed
 from tinygpu.errors import ScheduleError, nearest
 from tinygpu.machines import MACHINES
 from tinygpu.machines.file import machine_named
@@ -20,15 +22,17 @@ from tinygpu.term.machine import Machine, Value
 from tinygpu.term.operation import Operation, Problem
 from tinygpu.term.plan import Term, kernels_of, steps_of
 from tinygpu.term.program import Program
-from tinygpu.term.schedule import Schedule, device_in, from_json
+from tinygpu.term.schedule import VERSION, Schedule, device_in, from_json
 
 if TYPE_CHECKING:
     from tinygpu.checker.outcome import Ruling
     from tinygpu.meaning.identity import Meaning
+    from tinygpu.space.measurement import Measurement
 
 __all__ = [
     "DEVICE",
     "DTYPE",
+    "FIX",
     "JSON",
     "LAYOUT",
     "MACHINE",
@@ -50,6 +54,7 @@ __all__ = [
     "machines_with",
     "read_schedule",
     "spread_of",
+    "stored_schedule",
 ]
 
 SCHEDULE = Annotated[Path, typer.Argument(help="A schedule file that search wrote.")]
@@ -65,6 +70,7 @@ MACHINE = Annotated[
 OWN = Annotated[
     str, typer.Option("--machine", help="FILE.py:Class, for a schedule of a machine of your own.")
 ]
+FIX = Annotated[list[str] | None, typer.Option(help="decision=value[,value]; may be repeated.")]
 SPREAD = Annotated[
     str, typer.Option(help="Decisions, as tile_m,tile_n, in which no two of the best are alike.")
 ]
@@ -212,6 +218,18 @@ def read_schedule(path: Path, device: str = "", *, machine: str = "") -> Given:
             f"device, by --device; {nearest(recorded, DEVICES)}"
         )
     return Given(path, found, problem, schedule, load_device(device or recorded))
+
+
+def stored_schedule(
+    one: Measurement, machines: Mapping[str, Machine]
+) -> tuple[Machine, Problem, Schedule]:
+    """Return what a measurement is of.  Raises ScheduleError if it is no schedule any more."""
+    chosen = parsed(one.schedule)
+    if not isinstance(chosen, dict):
+        raise ScheduleError("neither a schedule nor a peer")
+    tree = {"format": "tinygpu schedule", "version": VERSION, "operation": parsed(one.operation),
+            "sizes": parsed(one.sizes), **chosen}  # fmt: skip
+    return from_json(json.dumps(tree), machines)
 
 
 def spread_of(machines: Sequence[Machine], given: str) -> dict[str, tuple[str, ...]]:

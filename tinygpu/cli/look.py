@@ -14,14 +14,9 @@ from tinygpu.devices.device import DEVICES, NUMBERS, Device, load_device, to_jso
 from tinygpu.errors import ScheduleError, nearest
 from tinygpu.machines import MACHINES
 from tinygpu.machines.file import machine_named
+from tinygpu.term.plan import kernels_of
 
-__all__ = ["add_to", "proof_text"]
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the commands to the command line."""
-    for command in (machines, devices, laws, explain, check, verify):
-        app.command()(command)
+__all__ = ["check", "devices", "explain", "laws", "machines", "proof_text", "verify"]
 
 
 def machines(
@@ -172,7 +167,6 @@ def check(
     from tinygpu.codegen.run.agreement import computes_as_emitted
     from tinygpu.codegen.run.held import held
     from tinygpu.legality.laws import Violation, check_schedule
-    from tinygpu.term.plan import kernels_of
 
     given = read_schedule(schedule, device, machine=machine)
     with working("judging"):

@@ -50,8 +50,8 @@ class Point(NamedTuple):
 
     predicted_seconds: float
     measured_seconds: float
-    machine: str = ""
-    problem: str = ""
+    machine: str
+    problem: str
 
 
 def encoded(figure: Figure, form: str) -> bytes:
@@ -151,24 +151,18 @@ def times_figure(best: Sequence[Ranked], title: str) -> Figure:
 
 
 def measured_figure(
-    points: Sequence[Point | tuple[float, float]],
-    title: str,
-    *,
-    peers: Sequence[tuple[str, str, float]] = (),
-    peer_seconds: float | None = None,
+    points: Sequence[Point], title: str, *, peers: Sequence[tuple[str, str, float]] = ()
 ) -> Figure:
     """Draw measured over predicted seconds, the diagonal, and 15 % on both sides of it.
 
-    ``peers`` are (problem, name, seconds), each a line over the problem's points; ``peer_seconds``
-    is cuBLAS's time for the only problem.
+    ``peers`` are (problem, name, seconds), each a line over the problem's points.
     """
-    shown = sorted(Point(*point) for point in points)
+    shown = sorted(points)
     problems = list(dict.fromkeys(point.problem for point in shown))
     machines = list(dict.fromkeys(point.machine for point in shown))
-    known = [*peers, *([(problems[0], "cuBLAS", peer_seconds)] if peer_seconds else [])]
     marks = dict(zip(machines, cycle(MARKS), strict=False))
-    lines = dict(zip(dict.fromkeys(name for _, name, _ in known), cycle(_LINES), strict=False))
-    every = [t for p in shown for t in p[:2]] + [seconds for _, _, seconds in known]
+    lines = dict(zip(dict.fromkeys(name for _, name, _ in peers), cycle(_LINES), strict=False))
+    every = [t for p in shown for t in p[:2]] + [seconds for _, _, seconds in peers]
     scale, unit = _unit(min(every))
     low, high = scale * min(every) / 1.15, scale * max(every) * 1.15
     entries = 3 + min(len(problems), _LOOKS + 1) + len(machines) + len(lines)
@@ -196,16 +190,15 @@ def measured_figure(
             )  # fmt: skip
         if number <= _LOOKS:
             others = f"{len(problems) - _LOOKS} more"
-            label = others if number == _LOOKS else problem or "a schedule"
+            label = others if number == _LOOKS else problem
             face, edge = look["markerfacecolor"], look["color"]
             legend.append(Patch(facecolor=face, edgecolor=edge, label=label))
         ends = own[0].predicted_seconds * scale / 1.1, own[-1].predicted_seconds * scale * 1.1
-        for _, name, seconds in (peer for peer in known if peer[0] == problem):
+        for _, name, seconds in (peer for peer in peers if peer[0] == problem):
             axes.plot((low, high) if len(problems) == 1 else ends, [seconds * scale] * 2,
                       lines[name], color=look["color"], linewidth=1.3)  # fmt: skip
-    if machines != [""]:
-        legend += [Line2D([], [], linestyle="", marker=marks[machine], color=GREY, label=machine)
-                   for machine in machines]  # fmt: skip
+    legend += [Line2D([], [], linestyle="", marker=marks[machine], color=GREY, label=machine)
+               for machine in machines]  # fmt: skip
     for name, line in lines.items():
         legend += axes.plot([], [], line, color=GREY, label=name)
     axes.grid(zorder=0, color=GRID, linewidth=0.6)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,11 +19,13 @@ from tinygpu.cli.given import (
     device_given,
     machines_with,
     read_schedule,
+    stored_schedule,
 )
-from tinygpu.cli.which import BUNDLE, read_bundle
+from tinygpu.cli.which import BUNDLE
 from tinygpu.devices.device import Device, device_of, label, names_gpu
 from tinygpu.document import parsed
 from tinygpu.errors import ScheduleError, StoreError
+from tinygpu.search.store import Store
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from tinygpu.term.operation import Problem
     from tinygpu.term.program import Program
 
-__all__ = ["app", "drawn_timeline", "shape_text"]
+__all__ = ["app", "drawn_timeline"]
 
 app = typer.Typer(
     no_args_is_help=True, help="Draw a layout, times, a timeline, measurements, a bundle."
@@ -155,7 +156,6 @@ def measured(
 ) -> None:
     """Draw predicted against measured times of all schedules in a store, and its peers' times."""
     from tinygpu.cli.pictures import measured_figure
-    from tinygpu.search.store import Store
 
     if not store.is_file() or not store.stat().st_size:
         raise StoreError(f"store {store}: no such file; tinygpu search --measure --out makes one")
@@ -192,8 +192,9 @@ def bundle(
 ) -> None:
     """Draw how slow the served kernels are, over m: the bundle's rule, the others, cuBLASLt."""
     from tinygpu.cli.bundle_picture import bundle_figure
+    from tinygpu.codegen.runtime.bundle import load_bundle
 
-    opened = read_bundle(bundle, rule)
+    opened = load_bundle(bundle, rule=rule)
     own = bundle.resolve()
     name = own.stem if own.suffix == ".zip" else own.name
     beside = bundle.with_name(f"{name}.png") if bundle.name else own.with_name(f"{name}.png")
@@ -206,45 +207,34 @@ def _shown(
     """Return the points of schedules, the times of peers, and why others are left out."""
     from tinygpu.cli.pictures import Point
     from tinygpu.search.time.cost import cost
-    from tinygpu.term.schedule import VERSION, from_json
 
     problems: dict[tuple[str, str], Problem] = {}
-    drawn: list[tuple[tuple[str, str], Point]] = []
+    drawn: list[tuple[tuple[str, str], float, float, str]] = []  # times, and the machine
     peers: dict[tuple[tuple[str, str], str], float] = {}
     left: Counter[str] = Counter()
     for one in measurements:
         key, chosen, seconds = (one.operation, one.sizes), parsed(one.schedule), one.seconds
         assert seconds is not None
-        if not isinstance(chosen, dict):
-            left["neither a schedule nor a peer"] += 1
-            continue
-        if "decisions" not in chosen:
+        if isinstance(chosen, dict) and "decisions" not in chosen:
             peer = str(chosen.get("peer"))
             named = (name for word, name in _LIBRARIES.items() if word in peer)
             library = key, next(named, peer.rpartition(":")[2])
             peers[library] = min(seconds, peers.get(library, seconds))
             continue
-        tree = {
-            "format": "tinygpu schedule",
-            "version": VERSION,
-            "operation": parsed(one.operation),
-            "sizes": parsed(one.sizes),
-            **chosen,
-        }
         try:
-            machine, problems[key], schedule = from_json(json.dumps(tree), machines)
+            machine, problems[key], schedule = stored_schedule(one, machines)
         except ScheduleError as error:  # of a machine or a decision that is no more
             left[str(error).removeprefix("schedule file: ")] += 1
             continue
         program = schedule.term(machine, problems[key].operation)
         predicted = float(cost(program, problems[key].sizes, device).seconds)
-        drawn.append((key, Point(predicted, seconds, machine.name)))
+        drawn.append((key, predicted, seconds, machine.name))
     texts = {key: problem_text(problem) for key, problem in problems.items()}
     alike = Counter(texts.values())
     for key, problem in problems.items():
         if alike[texts[key]] > 1:
             texts[key] += "".join(f", {operand}" for operand in problem.operation.inputs)
-    points = [point._replace(problem=texts[key]) for key, point in drawn]
+    points = [Point(model, took, machine, texts[key]) for key, model, took, machine in drawn]
     return points, [(texts[k], name, t) for (k, name), t in peers.items() if k in texts], left
 
 

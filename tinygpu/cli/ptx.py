@@ -12,18 +12,13 @@ import typer
 from tinygpu.cli.console import json_text, say, say_json, write
 from tinygpu.cli.given import JSON
 
-__all__ = ["Annotations", "add_to"]
+__all__ = ["Annotations", "ptx"]
 
 
 class Annotations(StrEnum):
     """The CIs whose annotations are known."""
 
     GITHUB = "github"
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the command to the command line."""
-    app.command()(ptx)
 
 
 def ptx(

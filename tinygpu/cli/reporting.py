@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import reprlib
 import shlex
@@ -16,31 +15,27 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tinygpu.cli.console import say, working, write
-from tinygpu.cli.given import ON, OWN, Given, machines_with, read_schedule
+from tinygpu.cli.given import ON, OWN, Given, machines_with, read_schedule, stored_schedule
+from tinygpu.cli.search import row_of
 from tinygpu.document import parsed
 from tinygpu.errors import DocumentError, ScheduleError, TinyGpuError
+from tinygpu.search.store import Store
 
 if TYPE_CHECKING:
-    from tinygpu.devices.device import Device
     from tinygpu.space.measurement import Measurement
     from tinygpu.term.machine import Machine
 
-__all__ = ["add_to"]
+__all__ = ["report"]
 
 _ROW = {"rank": int, "predicted_seconds": float, "tflops": float, "bottleneck": str,
         "parts_seconds": dict, "decisions": dict}  # fmt: skip
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the command to the command line."""
-    app.command()(report)
 
 
 def report(
     folder: Annotated[
         Path,
         typer.Argument(
-            exists=True, help="What tinygpu search --out wrote; for --model a store or oracle too."
+            exists=True, help="What tinygpu search --out wrote; for --model a store, too."
         ),
     ],
     device: ON = "",
@@ -142,14 +137,14 @@ def _measured(
     theirs; schedules that are in the store alone come as further rows, with the model's times.
     """
     from tinygpu.codegen.run.measure import peer_of
-    from tinygpu.search.store import Store
+    from tinygpu.search.time.cost import cost
     from tinygpu.space.measurement import describe
 
     if not (folder / "store.db").is_file():
         return []
-    operation, sizes, _ = describe(given[0].problem, given[0].schedule)
+    problem = describe(given[0].problem, given[0].schedule)[:2]
     with Store(folder / "store.db") as kept:
-        every = [one for one in kept if (one.operation, one.sizes) == (operation, sizes)]
+        every = [one for one in kept if (one.operation, one.sizes) == problem]
     ran = Counter(map(_where, every)).most_common(1)
     known = {one.schedule: one for one in every if _where(one) == ran[0][0]}
     timed = [known.pop(describe(one.problem, one.schedule)[2], None) for one in given]
@@ -171,8 +166,11 @@ def _measured(
         if peer_of(one):
             continue
         try:
-            extra = _stored(one, given[0].device, machines)
-            row = _predicted(extra, len(rows) + 1)
+            extra = Given(Path(), *stored_schedule(one, machines), given[0].device)
+            sizes = extra.problem.sizes
+            time = cost(extra.program(), sizes, extra.device)
+            flops = extra.problem.operation.flops(sizes)
+            row = row_of(len(rows) + 1, extra.schedule, time, flops)
         except TinyGpuError as error:  # its decisions are no more, or it is illegal on the device
             left.append(str(error))
             continue
@@ -186,34 +184,3 @@ def _measured(
 
 def _where(one: Measurement) -> tuple[str, str, int]:
     return one.device, one.driver, one.emitter
-
-
-def _stored(one: Measurement, device: Device, machines: Mapping[str, Machine]) -> Given:
-    """Return what a measurement is of.  Raises ScheduleError if it is no schedule any more."""
-    from tinygpu.term.schedule import VERSION, from_json
-
-    tree = {
-        "format": "tinygpu schedule",
-        "version": VERSION,
-        "operation": json.loads(one.operation),
-        "sizes": json.loads(one.sizes),
-        **json.loads(one.schedule),
-    }
-    return Given(Path(), *from_json(json.dumps(tree), machines), device)
-
-
-def _predicted(given: Given, rank: int) -> dict[str, Any]:
-    """Return a row as search.json has them.  Raises IllegalScheduleError."""
-    from tinygpu.search.time.cost import cost
-
-    problem = given.problem
-    found = cost(given.program(), problem.sizes, given.device)
-    seconds = float(found.seconds)
-    return {
-        "rank": rank,
-        "predicted_seconds": seconds,
-        "tflops": problem.operation.flops(problem.sizes) / seconds / 1e12,
-        "bottleneck": found.bottleneck,
-        "parts_seconds": {part: float(t) for part, t in found.parts.items()},
-        "decisions": dict(given.schedule.decisions),
-    }

@@ -36,6 +36,7 @@ from tinygpu.cli.console import (
 from tinygpu.cli.folder import claimed, require_same
 from tinygpu.cli.given import (
     DEVICE,
+    FIX,
     JSON,
     MACHINE,
     REPRODUCIBLE,
@@ -46,32 +47,27 @@ from tinygpu.cli.given import (
     machines_for,
     spread_of,
 )
-from tinygpu.cli.sizes import SizedCommand
 from tinygpu.cli.standing import standing
 from tinygpu.deadline import Deadline
 from tinygpu.devices.device import label
 from tinygpu.errors import ScheduleError, nearest
-from tinygpu.term.schedule import to_json
+from tinygpu.search.store import Store
+from tinygpu.term.schedule import Schedule, to_json
 
 if TYPE_CHECKING:
     from tinygpu.meaning.identity import Meaning
-    from tinygpu.search.exact.best import Ranked, Ranking
+    from tinygpu.search.exact.best import Ranking
+    from tinygpu.search.time.breakdown import Breakdown
     from tinygpu.search.tuning.climb import Tuned
     from tinygpu.space.measurement import Measurement
     from tinygpu.space.space import Space
-    from tinygpu.term.schedule import Schedule
 
-__all__ = ["add_to", "tree_of"]
+__all__ = ["row_of", "search", "tree_of"]
 
 _ASSEMBLED = 200
 """Schedules of the model that are assembled before one is trusted, one of each spread."""
 _MOST = 100_000
 """Schedules that are ranked at most: more would take minutes and be read by nobody."""
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the command to the command line."""
-    app.command(cls=SizedCommand)(search)
 
 
 @asking
@@ -104,9 +100,7 @@ def search(
         str, typer.Option(help="Measure on the workers of this dask scheduler, tcp://HOST:PORT.")
     ] = "",
     out: Annotated[Path | None, typer.Option(help="Folder for schedules and measurements.")] = None,
-    fix: Annotated[
-        list[str] | None, typer.Option(help="decision=value[,value]; may be repeated.")
-    ] = None,
+    fix: FIX = None,
     spread: SPREAD = "",
     assemble: Annotated[
         bool, typer.Option("--assemble", help="Order the best by what ptxas says of their code.")
@@ -123,7 +117,6 @@ def search(
     """Find the best schedules of an operation: under the model, or measured on this GPU."""
     from tinygpu.codegen.run.assemble import known_fault
     from tinygpu.meaning.identity import summary
-    from tinygpu.search.store import Store
     from tinygpu.search.strategies import STRATEGIES
     from tinygpu.search.tuning.climb import Effort, client_of
     from tinygpu.search.tuning.ranking import assembled, computing, ranked
@@ -215,13 +208,18 @@ def search(
             say(f"schedules: {files[0]}{more}; why: tinygpu explain {files[0]}")
 
 
-def _row(rank: int, schedule: Schedule, seconds: float, flops: float) -> dict[str, Any]:
+def row_of(rank: int, schedule: Schedule, time: Breakdown, flops: float) -> dict[str, Any]:
+    """Return a schedule and its predicted time as a row of ``search.json``."""
+    seconds = float(time.seconds)
     return {
         "rank": rank,
         "machine": schedule.machine,
         "predicted_seconds": seconds,
         "tflops": flops / seconds / 1e12,
         "decisions": dict(schedule.decisions),
+        "bottleneck": time.bottleneck,
+        "interval_seconds": list(time.interval),
+        "parts_seconds": {part: float(alone) for part, alone in time.parts.items()},
     }
 
 
@@ -249,19 +247,13 @@ def tree_of(
     problem = spaces[0].problem
     flops = problem.operation.flops(problem.sizes)
     rows = [
-        {**_row(number, one.schedule, float(one.seconds), flops), **_parts(one)}
+        row_of(number, one.schedule, one.breakdown, flops)
         for number, one in enumerate(found.best, 1)
     ]
     for row, run in zip(rows, timed, strict=False):
         row |= run.told()
     peer = {"cublas_seconds": timed[len(rows)].seconds} if len(timed) > len(rows) else {}
     return {**_common(spaces, found), "best": rows, **peer}
-
-
-def _parts(one: Ranked) -> dict[str, Any]:
-    parts = {part: float(t) for part, t in one.breakdown.parts.items()}
-    more = {"interval_seconds": list(one.breakdown.interval), "parts_seconds": parts}
-    return {"bottleneck": one.breakdown.bottleneck, **more}
 
 
 def _measured_tree(spaces: Sequence[Space], found: Ranking, tuned: Tuned) -> dict[str, Any]:
@@ -272,7 +264,6 @@ def _measured_tree(spaces: Sequence[Space], found: Ranking, tuned: Tuned) -> dic
     """
     from tinygpu.codegen.run.measure import peer_of
     from tinygpu.meaning.identity import summary
-    from tinygpu.search.exact.best import Ranked
     from tinygpu.search.time.cost import cost
 
     problem, device = spaces[0].problem, spaces[0].device
@@ -295,12 +286,9 @@ def _measured_tree(spaces: Sequence[Space], found: Ranking, tuned: Tuned) -> dic
             meanings.append(meaning)
             told = str(meaning)
         model_first = number if schedule == tuned.first else model_first
-        predicted = cost(program, problem.sizes, device)
-        one = Ranked(float(predicted.seconds), schedule, predicted)
         rows.append(
             {
-                **_row(number, schedule, one.seconds, flops),
-                **_parts(one),
+                **row_of(number, schedule, cost(program, problem.sizes, device), flops),
                 "place": places.get(spread(schedule)),
                 **run.told(),
                 "power_capped": run.capped,
@@ -329,7 +317,6 @@ def _written(out: Path, space: Space, tree: dict[str, Any]) -> list[Path]:
     The schedules come first and the summary last, so that a summary tells of files that are there.
     """
     from tinygpu.codegen.run.provenance import provenance
-    from tinygpu.term.schedule import Schedule
 
     files = []
     for row in tree["best"]:

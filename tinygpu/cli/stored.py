@@ -13,9 +13,9 @@ import typer
 from tinygpu.cli.console import say, say_json, table, time_text
 from tinygpu.cli.given import JSON
 from tinygpu.errors import StoreError
+from tinygpu.search.store import Store, measurements_in
 
 if TYPE_CHECKING:
-    from tinygpu.search.store import Store
     from tinygpu.space.measurement import Measurement
 
 __all__ = ["app"]
@@ -26,8 +26,6 @@ STORE = Annotated[Path, typer.Argument(help="The store: store.db in the folder o
 
 def _opened(path: Path) -> Store:
     """Open a store that there is."""
-    from tinygpu.search.store import Store
-
     _refuse_folder(path)
     if not path.is_file():
         raise StoreError(f"store {path}: there is none; a search with --measure --out DIR makes it")
@@ -95,8 +93,6 @@ def imported(
     files: Annotated[list[Path], typer.Argument(help="Files of JSON lines, as export writes.")],
 ) -> None:
     """Keep the measurements of exported files: all, or none if a line is wrong."""
-    from tinygpu.search.store import Store, measurements_in
-
     _refuse_folder(store)
     found = {}
     for path in files:

@@ -20,6 +20,7 @@ from matplotlib.patches import Patch
 
 from tinygpu.cli.palette import COMPONENTS, pale
 from tinygpu.cli.pictures import columns_of
+from tinygpu.isa.cp_async import COPIES
 
 if TYPE_CHECKING:
     from tinygpu.devices.device import Device
@@ -33,7 +34,7 @@ _STAGE, _EDGE = "#5b6b7b", "#999999"
 _UNITS = {
     "shared memory": "smem",
     "global memory": "l1",
-    "cp.async": "l1",
+    COPIES.name: "l1",
     "alu": "int",
     "loop": "int",
     "wait": "latency",
@@ -67,7 +68,7 @@ def timeline_figure(line: Timeline, device: Device, title: str) -> Figure:
         if _of_stage(event):
             bars.stage(y, event, _STAGE)
             continue
-        if event.flies and not (ringed and event.row == "cp.async"):  # stages show those
+        if event.flies and not (ringed and event.row == COPIES.name):  # stages show those
             lower = flown.setdefault(name, y + (-0.19, 0.19)[len(flown) % 2])
             bars.add(lower, event.end_cycles, event.ready_cycles, height=0.28,
                      color=looks[name]["facecolor"], alpha=0.3, linewidth=0)  # fmt: skip

@@ -1,14 +1,12 @@
 """``tinygpu report --model``: how far the time model is right about what was measured.
 
-What was measured is a store, JSON lines that ``tinygpu store export`` wrote, or files that
-``python -m benchmarks.oracle`` wrote.  The page is one HTML file with its pictures in it; the
-pictures stand beside it, too.
+What was measured is a store, or JSON lines that ``tinygpu store export`` wrote.  The page is one
+HTML file with its pictures in it; the pictures stand beside it, too.
 """
 
 from __future__ import annotations
 
 import base64
-import json
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
@@ -18,10 +16,11 @@ from typing import Any
 import numpy as np
 
 from tinygpu.cli.console import say, table, time_text, write
+from tinygpu.cli.given import stored_schedule
 from tinygpu.cli.heuristics import heuristics
 from tinygpu.devices.device import device_of, label, load_device
-from tinygpu.document import parsed
-from tinygpu.errors import DocumentError, ScheduleError, StoreError
+from tinygpu.errors import MachineError, ScheduleError, StoreError
+from tinygpu.search.store import Store
 from tinygpu.search.trust import (
     COUNTS,
     Evidence,
@@ -32,10 +31,8 @@ from tinygpu.search.trust import (
     regret_at,
     roofline,
 )
-from tinygpu.space.measurement import Measurement
 from tinygpu.term.machine import Machine
-from tinygpu.term.operation import Problem, matmul
-from tinygpu.term.schedule import VERSION, Schedule, from_json
+from tinygpu.term.schedule import Schedule
 
 __all__ = ["cases_in", "model_report", "rankings"]
 
@@ -55,71 +52,35 @@ def cases_in(path: Path, device: str, machines: Mapping[str, Machine]) -> list[E
     ``device`` is the one to predict for, else what the measurements name.  Raises StoreError where
     there is nothing.
     """
-    files = sorted(path.glob("*.json")) if path.is_dir() else [path]
-    found: list[Evidence | None] = []
-    if path.is_dir() and (path / "store.db").is_file():
-        files = [path / "store.db"]
-    for file in files:
-        with file.open("rb") as opened:
-            lines = file.suffix == ".jsonl" or opened.read(6) == b"SQLite"
-        found += _kept(file, device, machines) if lines else _drawn(file, device, machines)
+    file = path / "store.db" if path.is_dir() else path
+    found = _kept(file, device, machines) if file.is_file() else ()
     cases = [one for one in found if one is not None]
     if not cases:
         raise StoreError(f"report {path}: no measured schedule that is known here; give a store, "
-                         "JSON lines of tinygpu store export, or files of an oracle")  # fmt: skip
+                         "or JSON lines of tinygpu store export")  # fmt: skip
     return cases
-
-
-def _drawn(file: Path, device: str, machines: Mapping[str, Machine]) -> Iterator[Evidence | None]:
-    """Yield the case of an oracle's file; nothing for another JSON file, or one without times."""
-    try:
-        tree = parsed(file.read_text(encoding="utf-8"))
-        if not isinstance(tree, dict) or not {"case", "decisions", "first"} <= set(tree):
-            return
-        name, dtype, layout, shape = tree["case"]
-        problem = Problem.of(matmul(dtype, layout=layout), **dict(zip("mnk", shape, strict=True)))
-        schedules = [
-            Schedule.of(machines[name], dict(zip(tree["decisions"], row, strict=True)))
-            for row in tree["schedules"]
-        ]
-        chip = load_device(device or _chip(tree["provenance"]["device"]))
-        yield case_of(
-            machines[name], problem, chip, schedules, tree["first"], tree.get("second"),
-            tree.get("best", 0),
-        )  # fmt: skip
-    except (DocumentError, UnicodeDecodeError, KeyError, TypeError, ValueError) as error:
-        raise StoreError(f"{file}: no file of an oracle ({error}); leave it out") from None
 
 
 def _kept(file: Path, device: str, machines: Mapping[str, Machine]) -> Iterator[Evidence | None]:
     """Yield the cases of a store or its export: by problem, machine, device, driver, emitter."""
-    from tinygpu.search.store import Store
-
     with Store(":memory:" if file.suffix == ".jsonl" else file) as store:
         if file.suffix == ".jsonl":
             with file.open(encoding="utf-8") as opened:
                 store.import_lines(opened)
         kept = list(store)
-    groups: dict[tuple[Any, ...], list[tuple[Measurement, dict[str, Any]]]] = defaultdict(list)
+    groups: dict[tuple[Any, ...], list[tuple[Schedule, float]]] = defaultdict(list)
     for one in kept:
-        chosen = parsed(one.schedule)
-        if one.seconds and isinstance(chosen, dict) and chosen.get("machine") in machines:
-            key = one.operation, one.sizes, chosen["machine"], one.device, one.driver, one.emitter
-            groups[key].append((one, chosen))
-    for (operation, sizes, machine, gpu, *_), group in groups.items():
-        head = {"format": "tinygpu schedule", "version": VERSION,
-                "operation": json.loads(operation), "sizes": json.loads(sizes)}  # fmt: skip
-        read = []
-        for one, chosen in group:
-            try:
-                read.append((from_json(json.dumps(head | chosen), machines), one.seconds))
-            except ScheduleError:  # a decision that is no more
-                continue
-        if read:
-            (_, problem, _), _ = read[0]
-            schedules, times = [s for (*_, s), _ in read], [seconds for _, seconds in read]
-            chip = load_device(device or _chip(gpu))
-            yield case_of(machines[machine], problem, chip, schedules, times)
+        try:
+            machine, problem, schedule = stored_schedule(one, machines)
+        except (ScheduleError, MachineError):  # a peer, or what is no more
+            continue
+        if one.seconds:
+            key = problem, machine, one.device, one.driver, one.emitter
+            groups[key].append((schedule, one.seconds))
+    for (problem, machine, gpu, *_), group in groups.items():
+        schedules, times = zip(*group, strict=True)
+        chip = load_device(device or _chip(gpu))
+        yield case_of(machine, problem, chip, schedules, times)
 
 
 def _chip(gpu: str) -> str:

@@ -15,32 +15,21 @@ import typer
 
 from tinygpu.cli.console import say, say_json, table, time_text
 from tinygpu.cli.given import JSON, OWN, machines_with
-from tinygpu.cli.sizes import SIZES, SizedCommand, sizes_of, spelled
+from tinygpu.cli.sizes import SIZES, sizes_of, spelled
 from tinygpu.devices.device import load_device
 from tinygpu.errors import LaunchError, OperationError, nearest
 from tinygpu.search.tuning.shape import Shape
+from tinygpu.term.operation import Operation, Problem
+from tinygpu.term.schedule import from_json
 
 if TYPE_CHECKING:
     from tinygpu.codegen.runtime.bundle import Bundle
     from tinygpu.term.machine import Machine
-    from tinygpu.term.operation import Operation
 
-__all__ = ["BUNDLE", "add_to", "choices_tree", "read_bundle"]
+__all__ = ["BUNDLE", "choices_tree", "which"]
 
 _LONG = 30
 BUNDLE = Annotated[Path, typer.Argument(help="A folder or .zip that dispatch wrote.")]
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the command to the command line."""
-    app.command(cls=SizedCommand)(which)
-
-
-def read_bundle(path: Path, rule: str = "") -> Bundle:
-    """Read a bundle.  Raises LaunchError for what is none, or is damaged."""
-    from tinygpu.codegen.runtime.bundle import load_bundle
-
-    return load_bundle(path, rule=rule)
 
 
 def which(
@@ -61,7 +50,9 @@ def which(
 
     Status 1: the shape lies beyond those that the bundle was made for.
     """
-    opened = read_bundle(bundle, rule)
+    from tinygpu.codegen.runtime.bundle import load_bundle
+
+    opened = load_bundle(bundle, rule=rule)
     asked = _sizes_in(opened, sizes or (), layer)
     tree = choices_tree(opened, asked, machines_with(machine), groups or ())
     kernel = opened.tree["kernels"][tree["number"]]
@@ -135,7 +126,6 @@ def choices_tree(
     """
     from tinygpu.codegen.runtime.contract import Contract
     from tinygpu.search.time.cost import cost
-    from tinygpu.term.schedule import from_json
 
     told = bundle.which(**sizes)
     rows = []
@@ -184,7 +174,6 @@ def _refused(contract: Any, operation: Operation, sizes: Mapping[str, int]) -> s
     """Return why a kernel cannot take arrays of these sizes, or ""."""
     from tinygpu.codegen.run.arguments import dense
     from tinygpu.codegen.runtime.steps import check_steps
-    from tinygpu.term.operation import Problem
 
     try:
         check_steps(contract, dense(Problem.of(operation, **sizes)))
