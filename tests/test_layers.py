@@ -28,6 +28,7 @@ HOMES = {
     "z3": {"tinygpu.smt"},
     "cupy": {"tinygpu.codegen.runtime.function"},
     "distributed": {"tinygpu.codegen.run.fleet"},
+    "gymnasium": {"tinygpu.search.environment"},
     "nvMatmulHeuristics": {"tinygpu.cli.heuristics"},
 }
 RELATIVE = "tinygpu.codegen.emulator"
