@@ -119,7 +119,8 @@ def test_bounds_hold_and_arrays_are_each_of_them(drawn: tuple[int, tuple[int, ..
     limits |= {"bs": (0, count - 1), "ends": (0, rows)}
     known: dict[str, Any] = {**sizes, "ends": ends, "bs": np.arange(count)}
     blocks: dict[str, Any] = {**sizes, "ends": ends, "bs": count // 2}
-    varied = slot_values(OF, "bs", np.array([block, block + 3]))
+    several: Any = np.array([block, block + 3])  # as over a space
+    varied = slot_values(OF, "bs", several)
     for name, expression in slot_values(OF, "bs", block).items():
         known[name] = expression.evaluate(known)
         limits[name] = bounds(expression, limits)

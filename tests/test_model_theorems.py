@@ -311,4 +311,4 @@ def test_modes_cover_once_exactly_if_they_are_a_mixed_radix(
         touched = [x + i * step for x in touched for i in range(extent)]
     holds, count = exactly_once(modes)
     assert count == len(touched)
-    assert bool(holds) == (sorted(touched) == list(range(count)))
+    assert bool(holds) == (sorted(touched) == list(range(int(count))))

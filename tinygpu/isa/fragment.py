@@ -33,12 +33,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tinygpu.errors import ProgramError
+from tinygpu.numbers import Number
 
 __all__ = ["FRAGMENTS", "Blocks", "Fragment", "Mode", "Operand"]
 
@@ -59,7 +60,7 @@ class Fragment:
         """Threads that hold a tile together."""
         return prod(extent for extent, _, _ in self.thread_modes)
 
-    def per_thread(self, shape: tuple[Any, Any]) -> Any:
+    def per_thread(self, shape: tuple[Number, Number]) -> Number:
         """Return the elements of a tile of this shape that one thread holds."""
         return shape[0] * shape[1] // self.threads
 

@@ -33,11 +33,12 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from tinygpu.errors import ProgramError, nearest
+from tinygpu.numbers import Number, Truth
 from tinygpu.term.access_map import (
     Access,
     Affine,
@@ -116,6 +117,8 @@ __all__ = [
     "walk",
     "walked",
 ]
+
+_N = TypeVar("_N", bool, int, Truth, Number)
 
 
 Values = Mapping[str, tuple[str, ...]]  # tile values in scope, each with the variables of its loop
@@ -735,11 +738,11 @@ def _loads(statement: Do | Exit) -> bool:
     return isinstance(statement, Do) and statement.instruction.loads
 
 
-def select(condition: Any, then: Any, otherwise: Any) -> Any:
+def select(condition: Truth, then: _N, otherwise: _N) -> _N:
     """Return ``then`` where the condition holds, else ``otherwise``: ints or arrays."""
     if isinstance(condition, bool | np.bool_):
         return then if condition else otherwise
-    return np.where(condition, then, otherwise)
+    return np.where(condition, then, otherwise)  # type: ignore[return-value]  # numbers of a term
 
 
 def buffers_of(body: Body) -> tuple[Buffer, ...]:
