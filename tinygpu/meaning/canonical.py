@@ -48,6 +48,7 @@ from tinygpu.meaning.interpret import unwritten
 from tinygpu.meaning.race import Finding, GlobalArray, Integers, Kind
 from tinygpu.meaning.touched import OnChip, Touched, Toucher, compared, coordinates, extent
 from tinygpu.meaning.turns import tiles_of
+from tinygpu.numbers import Number
 from tinygpu.term.digits import depth_modes, held_factor, spans, together
 from tinygpu.term.program import (
     Access,
@@ -343,11 +344,11 @@ class _Work:
         start = loop.start.evaluate(group.env)
         own = group.who % self.grid.ctas
         count, rounds = self.grid.count[own], self.grid.rounds
-        values = loop.values_at({**self.run.values, **self.grid.tiles})
+        found = loop.values_at({**self.run.values, **self.grid.tiles})
+        values = {n: np.full(self.grid.many, x, np.int64) for n, x in found.items()}
         before = {name: np.zeros(self.grid.many, np.int64) for name in values}
         taken = {name: np.zeros(group.who.size, np.int64) for name in values}
         for name, of in before.items():
-            values[name] = np.broadcast_to(values[name], self.grid.many).astype(np.int64)
             for earlier, later in pairwise(rounds):
                 there = later < self.grid.many
                 of[later[there]] = (of + values[name])[earlier[there]]
@@ -417,7 +418,7 @@ class _Work:
             modes = _modes(do, low, high)
             arguments = [self.read(do, r, group, mine, tile, low, high, modes) for r in do.reads]
             if do.instruction.warp_product:
-                result = self.warps(do, arguments)
+                result: Number = self.warps(do, arguments)
             else:
                 result = do.result(*arguments, algebra=algebra)
             rounded = algebra.round(do.write.buffer.type, np.asarray(result))

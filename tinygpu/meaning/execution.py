@@ -31,6 +31,7 @@ from tinygpu.isa.mma_sync import products
 from tinygpu.meaning.cluster import Agent, InFlight, Registers, Run
 from tinygpu.meaning.race import UNWRITTEN, Integers, Kind, Shared, Use
 from tinygpu.meaning.touched import CellFault, Touched, compared, extent
+from tinygpu.numbers import Number
 from tinygpu.term.program import Access, Do
 
 __all__ = [
@@ -442,12 +443,12 @@ def in_warps(agents: Sequence[Agent], do: Do, env: Mapping[str, int]) -> None:
         first += agent.threads.size
 
 
-def _result(agent: Agent, do: Do, arguments: Sequence[Any], numbers: Integers) -> Values:
+def _result(agent: Agent, do: Do, arguments: Sequence[Values], numbers: Integers) -> Values:
     """Return what threads of these numbers make of what they read, rounded."""
     run, how = agent.cta.cluster.run, do.instruction
     if how.warp_product:
         blocks = how.blocks_of(do.accesses[0].buffer.dtype)
-        result = products(blocks, do.values, *arguments, algebra=run.algebra)
+        result: Number = products(blocks, do.values, *arguments, algebra=run.algebra)
     else:
         result = do.result(*arguments, algebra=run.algebra)
     rounded = np.asarray(run.algebra.round(do.write.buffer.type, np.asarray(result)), float)
