@@ -22,13 +22,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
 
 from tinygpu.errors import OperationError
 from tinygpu.isa.instructions import INSTRUCTIONS
 from tinygpu.isa.memory import DTYPES, GMEM, L1, L2, REGISTERS, SMEM
 from tinygpu.term.builder import Array, Held, Kernel, LoopIndex, Number
-from tinygpu.term.machine import Choice, Machine, Requirement, Value, instructions
+from tinygpu.term.machine import Choice, Chosen, Machine, Requirement, Value, instructions
 from tinygpu.term.operation import ACC, Operation
 
 __all__ = ["STARTS", "Ampere"]
@@ -80,7 +79,7 @@ class Ampere(Machine):
                 "fuses a bias and an activation; choose a machine that fuses more, as hopper"
             )
 
-    def requires(self, operation: Operation, choose: Any) -> tuple[Requirement, ...]:
+    def requires(self, operation: Operation, choose: Chosen) -> tuple[Requirement, ...]:
         """Return what this machine's decisions have to agree on."""
         d = choose
         a, c = operation.inputs[0], operation.output

@@ -16,11 +16,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
 
 from tinygpu.isa.memory import GMEM, L1, L2, REGISTERS, SMEM
 from tinygpu.term.builder import Array, Held, Kernel, LoopIndex, Number, Piece
-from tinygpu.term.machine import Choice, Machine, Requirement, Value, instructions
+from tinygpu.term.machine import Choice, Chosen, Machine, Requirement, Value, instructions
 from tinygpu.term.operation import Operation
 from tinygpu.term.program import select
 
@@ -86,7 +85,7 @@ class Simt(Machine):
     specialised = Choice(0, 1, meaning="sizes in the code (1) or parameters (0)")
     ctas_per_sm = Choice(1, 2, 3, 4, 5, 6, 8, 16, meaning="CTAs that registers are limited for")
 
-    def requires(self, operation: Operation, choose: Any) -> tuple[Requirement, ...]:
+    def requires(self, operation: Operation, choose: Chosen) -> tuple[Requirement, ...]:
         """Return what this machine's decisions have to agree on."""
         d = choose
         smem = (d.a_from == "smem", d.b_from == "smem")
@@ -383,7 +382,7 @@ class TileCopy:
         self.k.cp_async(self.tile[step][self.at], self.x[step][self.at], vector=self.vector)
 
 
-def turned(operation: Operation, d: Any) -> dict[str, bool]:
+def turned(operation: Operation, d: Simt | Chosen) -> dict[str, bool]:
     """Return which inputs lie in shared memory along the other dimension than in global memory."""
     return {
         o.name: source == "smem" and (layout[-1] == "k") != (o.axes[-1] == "k")
