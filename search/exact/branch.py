@@ -16,9 +16,9 @@ from itertools import count
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tinygpu.deadline import NEVER, Deadline
+from tinygpu.numbers import Floats
 from tinygpu.search.exact.scorer import Points, Scorer, Scorers
 from tinygpu.search.exact.steps import Climb, Place
 from tinygpu.space.space import Space
@@ -70,7 +70,7 @@ class Search:
         self.space, self.every = space, every or Scorers(space)
         self.found = _Best(k, spread, below)
         self.scorers: list[Scorer] = []
-        self.loose: dict[Scorer, NDArray[np.float64]] = {}
+        self.loose: dict[Scorer, Floats] = {}
         self.scored = self.climbed = 0
 
     def start(
@@ -159,7 +159,7 @@ class Search:
                 climb.by_pairs((scorer, point))
         return climb.followed
 
-    def _seconds(self, scorer: Scorer, points: Points) -> NDArray[np.float64]:
+    def _seconds(self, scorer: Scorer, points: Points) -> Floats:
         """Return the seconds of points that may be among the best, a bound of the others'."""
         seconds = scorer.least(points)
         near = seconds < self.found.limit
@@ -210,7 +210,7 @@ class _Best:
         self.found: dict[Key, tuple[float, Scorer, Points]] = {}
         self.limit = below  # what a schedule has to beat
 
-    def add(self, scorer: Scorer, points: Points, seconds: NDArray[np.float64]) -> float:
+    def add(self, scorer: Scorer, points: Points, seconds: Floats) -> float:
         """Add points; return the least seconds of all."""
         order = np.argsort(seconds, kind="stable")
         order = order[seconds[order] < self.limit]

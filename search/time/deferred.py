@@ -31,8 +31,8 @@ from typing import Any
 
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
-from numpy.typing import NDArray
 
+from tinygpu.numbers import Array, Integers
 from tinygpu.space.sharing import narrowed
 
 __all__ = ["Deferred", "DeferredStep", "LookedUp", "Tables", "applied", "at", "dear", "steps_of"]
@@ -72,7 +72,7 @@ class Tables:
             self._made[key] = self.over(axes, array) if axes else array.item(), number
         return self._made[key][0]
 
-    def over(self, axes: tuple[int, ...], array: NDArray[Any]) -> Deferred:
+    def over(self, axes: tuple[int, ...], array: Array) -> Deferred:
         """Return an array over some axes, ascending, as a table."""
         key = ("table", id(array))
         if key not in self._made:
@@ -115,7 +115,7 @@ class Deferred(NDArrayOperatorsMixin):
         self,
         tables: Tables,
         axes: tuple[int, ...],
-        table: NDArray[Any] | None,
+        table: Array | None,
         function: Any = None,
         inputs: tuple[Any, ...] = (),
     ) -> None:
@@ -209,13 +209,13 @@ def _grows(x: Deferred) -> tuple[bool, ...]:
     return grows
 
 
-LookedUp = Deferred | NDArray[Any] | float
+LookedUp = Deferred | Array | float
 """What stands for a table: another, the values at the points, or one number for all."""
 
 
 def at(
     steps: tuple[DeferredStep, ...],
-    columns: NDArray[np.int64],
+    columns: Integers,
     looked_up: Callable[[Deferred, bool], LookedUp],
 ) -> Any:
     """Do steps at points: ``columns`` has a row a decision, a column a point.

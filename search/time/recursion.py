@@ -59,9 +59,9 @@ from itertools import accumulate
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tinygpu.errors import ProgramError
+from tinygpu.numbers import Floats, Integers
 from tinygpu.search.time.fitted import FITTED
 from tinygpu.search.time.tile_steps import TileSteps
 from tinygpu.search.time.work import (
@@ -83,8 +83,8 @@ __all__ = [
 ]  # fmt: skip
 
 Numbers = Any
-Times = NDArray[np.float64]
-Places = NDArray[np.int64]
+Times = Floats
+Places = Integers
 Time = Any
 """An array over points, a float, or what stands for a table of a space."""
 SUBCORES = 4  # spec: of an SM, since Volta

@@ -28,15 +28,15 @@ from functools import lru_cache, partial
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tinygpu.numbers import Floats, Integers
 from tinygpu.term.expression import Apply, Constant, Expression, apply, value
 from tinygpu.term.program import Program, When, walk
 
 __all__ = ["Apart", "TileSteps", "busiest", "share_of_tiles", "steps_of_tiles"]
 
 Numbers = Any
-Steps = NDArray[np.int64]
+Steps = Integers
 _MOST_TILES = 1 << 16
 _SAMPLES = 32
 _Axes = tuple[tuple[str, int, bool], ...]
@@ -79,7 +79,7 @@ class Apart:
     own: TileSteps
     singly: ClassVar[bool] = True
 
-    def __call__(self, *of: Numbers) -> NDArray[np.float64]:
+    def __call__(self, *of: Numbers) -> Floats:
         """Return the factor, at least 1."""
         rows = np.stack(np.broadcast_arrays(*of), axis=-1).astype(np.float64)
         each, which = np.unique(rows.reshape(-1, 4), axis=0, return_inverse=True)
@@ -187,7 +187,7 @@ def _needed(values: Mapping[str, Expression], name: str) -> list[str]:
 def _kinds(
     program: Program, sizes: Mapping[str, int], values: tuple[tuple[str, Expression], ...],
     raster: Numbers,
-) -> tuple[NDArray[np.int64], list[tuple[_Axes, int, Steps]]]:  # fmt: skip
+) -> tuple[Integers, list[tuple[_Axes, int, Steps]]]:  # fmt: skip
     """Return which kind each candidate is, and of each kind the grid, the raster and the values.
 
     The last of the ``values`` is given along the axes of the grid: one for all along those that it

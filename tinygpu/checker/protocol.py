@@ -50,6 +50,7 @@ from tinygpu.checker.table import (
     require_fields,
     require_types,
 )
+from tinygpu.numbers import Array, Integers
 from tinygpu.term.expression import Apply, Constant, Expression, Value
 from tinygpu.term.program import (
     Access,
@@ -687,7 +688,7 @@ class Protocol:
         source = self._known[key]
         return None if source is None else (number, source)
 
-    def _seen(self, cta: tuple[int, ...], role: str, copy: int) -> NDArray[np.int64]:
+    def _seen(self, cta: tuple[int, ...], role: str, copy: int) -> Integers:
         """Return a number for each column that says what it is about.
 
         Ranks are counted from those of the CTA on, and the copy's number and the first's exchanged.
@@ -703,7 +704,7 @@ class Protocol:
                 found = found * extent + (every[:, axis] - mine) % extent
         return np.asarray(found)
 
-    def _about(self) -> tuple[NDArray[Any], ...]:
+    def _about(self) -> tuple[Array, ...]:
         """Return for each column its kind, role and copy, and the CTAs who acts and what is hit."""
         kinds: dict[tuple[Any, ...], int] = {}
         rows = []

@@ -23,7 +23,6 @@ from math import prod
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tinygpu.checker.elements import (
     Elements,
@@ -41,6 +40,7 @@ from tinygpu.checker.elements import (
 )
 from tinygpu.checker.outcome import refuse, uncertified
 from tinygpu.checker.protocol import PARTS, Action, PacedRing, Protocol, Reference
+from tinygpu.numbers import Booleans
 from tinygpu.term.expression import Apply, Constant, Expression, Value
 from tinygpu.term.operation import Operand, Reduction
 from tinygpu.term.program import Access, Affine, Do, Exit, Immediate, Scalar
@@ -494,7 +494,7 @@ class Provenance:
 
     def contracted(
         self, action: Action, axis: str, x: tuple[Elements, Operand], y: tuple[Elements, Operand],
-        moved: NDArray[np.bool_], extents: tuple[int, ...],
+        moved: Booleans, extents: tuple[int, ...],
     ) -> tuple[Form, Places]:  # fmt: skip
         """Return the reduced coordinates that a product adds to each of its sums.
 

@@ -27,9 +27,8 @@ from typing import Literal
 
 import ml_dtypes
 import numpy as np
-from numpy.typing import NDArray
 
-from tinygpu.numbers import Array
+from tinygpu.numbers import Array, Floats
 
 __all__ = ["ARRAY_DTYPES", "DTYPES", "GMEM", "L1", "L2", "REGISTERS", "SMEM", "TMEM", "DType",
            "Level"]  # fmt: skip
@@ -86,11 +85,11 @@ class DType:
         return np.asarray(array).astype(self.numpy)
 
 
-def _to_tf32(array: Array) -> NDArray[np.float64]:
+def _to_tf32(array: Array) -> Floats:
     """Return the nearest numbers with 11 bits, or fewer below the least normal fp32 number."""
     wide = np.asarray(array, np.float64)
     exponent = np.maximum(np.frexp(wide)[1], -125) - 11
-    result: NDArray[np.float64] = np.ldexp(np.rint(np.ldexp(wide, -exponent)), exponent)
+    result: Floats = np.ldexp(np.rint(np.ldexp(wide, -exponent)), exponent)
     return result
 
 

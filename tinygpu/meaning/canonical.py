@@ -35,7 +35,6 @@ from math import prod
 from typing import Any, assert_never
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tinygpu.errors import TinyGpuError
 from tinygpu.isa.algebra import Algebra
@@ -45,10 +44,10 @@ from tinygpu.isa.wgmma import joined, rows_of
 from tinygpu.meaning.cluster import Run
 from tinygpu.meaning.execution import folded, is_tile, is_warps
 from tinygpu.meaning.interpret import unwritten
-from tinygpu.meaning.race import Finding, GlobalArray, Integers, Kind
+from tinygpu.meaning.race import Finding, GlobalArray, Kind
 from tinygpu.meaning.touched import OnChip, Touched, Toucher, compared, coordinates, extent
 from tinygpu.meaning.turns import tiles_of
-from tinygpu.numbers import Number
+from tinygpu.numbers import Array, Booleans, Floats, Integers, Number
 from tinygpu.term.digits import depth_modes, held_factor, spans, together
 from tinygpu.term.program import (
     Access,
@@ -78,8 +77,6 @@ from tinygpu.term.program import (
 
 __all__ = ["NotCanonicalError", "canonical_run"]
 
-Values = NDArray[np.float64]
-Booleans = NDArray[np.bool_]
 Env = Mapping[str, Any]
 _ONE = np.zeros(1, np.int64)
 _FLAT = 3  # dimensions: values, threads, instances
@@ -92,11 +89,11 @@ class NotCanonicalError(TinyGpuError):
 def canonical_run(
     program: Program,
     sizes: Mapping[str, int],
-    inputs: Mapping[str, NDArray[Any]],
+    inputs: Mapping[str, Array],
     scalars: Mapping[str, float],
     algebra: Algebra,
     on_chip: OnChip | None = None,
-) -> tuple[dict[str, Values], tuple[Finding, ...], str]:
+) -> tuple[dict[str, Floats], tuple[Finding, ...], str]:
     """Return the outputs; what was found: writes outside, twice, or never; and what tiles share.
 
     That is a buffer of which a tile touches an index that another tile has touched, "" if none.
@@ -122,7 +119,7 @@ def canonical_run(
     random = np.random.default_rng(0)
     run = Run(program, values, scalars, arrays, Toucher(values, on_chip), random, "early", algebra)
     grid = _grid_of(program, sizes)
-    memory: dict[tuple[str, int], Values] = {}
+    memory: dict[tuple[str, int], Floats] = {}
     written: dict[tuple[str, int], Booleans] = {}
     touched: dict[tuple[str, int], Integers] = {}
     shared = ""
@@ -131,7 +128,7 @@ def canonical_run(
             work = _Work(run, grid, role, memory, written, touched)
             work.statements(role.body, _everyone(run, grid, role))
             shared = shared or work.shared
-    rounded: dict[str, Values] = {}
+    rounded: dict[str, Floats] = {}
     lost: list[Finding] = []
     for out in operation.outputs:
         array = arrays[out.name]
@@ -278,12 +275,12 @@ class _Work:
     run: Run
     grid: _Grid
     role: Role
-    memory: dict[tuple[str, int], Values]
+    memory: dict[tuple[str, int], Floats]
     written: dict[tuple[str, int], Booleans]
     touched: dict[tuple[str, int], Integers]
     shared: str = ""
     tile: int = 0
-    held: dict[tuple[str, int], Values] = field(default_factory=dict)
+    held: dict[tuple[str, int], Floats] = field(default_factory=dict)
     alive: Booleans | None = None
     places: dict[tuple[int, int, bool], Any] = field(default_factory=dict)
     narrow: dict[tuple[int, int], Do] = field(default_factory=dict)
@@ -465,7 +462,7 @@ class _Work:
             self.cut[known] = [*edges, size]
         return self.cut[known]
 
-    def warps(self, do: Do, arguments: list[Values]) -> Values:
+    def warps(self, do: Do, arguments: list[Floats]) -> Floats:
         """Multiply in the warps of all instances."""
         threads, many = arguments[0].shape[1:]
         flat = [x.transpose(0, 2, 1).reshape(len(x), -1) for x in arguments]
@@ -473,7 +470,7 @@ class _Work:
         found = products(blocks, do.values, *flat, algebra=self.run.algebra)
         return found.reshape(-1, many, threads).transpose(0, 2, 1)
 
-    def shuffled(self, do: Do, values: Values, mine: Integers) -> Values:
+    def shuffled(self, do: Do, values: Floats, mine: Integers) -> Floats:
         """Return what lanes get of one another: the values of those ``across``, or a fold."""
         if do.instruction.folds:
             if not is_warps(mine):
@@ -484,7 +481,7 @@ class _Work:
         at = np.searchsorted(mine, partner).clip(0, mine.size - 1)
         if (mine[at] != partner).any() or (partner // 32 != mine // 32).any():
             raise NotCanonicalError(f"{do}: a lane that takes no part")
-        every: Values = np.broadcast_to(values, (len(values), mine.size, values.shape[2]))[:, at]
+        every: Floats = np.broadcast_to(values, (len(values), mine.size, values.shape[2]))[:, at]
         return every
 
     # Where values are
@@ -507,7 +504,7 @@ class _Work:
             own = own + group.who // self.grid.ctas * self.grid.ctas
         return own
 
-    def stage(self, access: Access, group: _Group, *, writes: bool) -> Values:
+    def stage(self, access: Access, group: _Group, *, writes: bool) -> Floats:
         """Return a stage of a buffer: (cells, .., instances of it)."""
         buffer, index = access.buffer, _index(access, group)
         key = (buffer.name, index)
@@ -616,7 +613,7 @@ class _Work:
     def write(
         self,
         do: Do,
-        values: Values,
+        values: Floats,
         group: _Group,
         mine: Integers,
         tile: bool,
@@ -683,7 +680,7 @@ class _Work:
         return found
 
     def put(
-        self, stage: Values, cell: Integers, kept: Values, mine: Integers, group: _Group
+        self, stage: Floats, cell: Integers, kept: Floats, mine: Integers, group: _Group
     ) -> None:
         """Write the same cells of every instance of a buffer, except by threads that have left."""
         alive = self.living(mine, group)
@@ -758,7 +755,7 @@ class _Work:
         """Return a size, a parameter or a number."""
         return self.run.values[name] if isinstance(name, str) else int(name)
 
-    def store(self, do: Do, values: Values, group: _Group, mine: Integers, tile: bool) -> None:
+    def store(self, do: Do, values: Floats, group: _Group, mine: Integers, tile: bool) -> None:
         """Store to the output, or add."""
         array = self.run.arrays[do.write.buffer.name]
         if not array.output:
@@ -873,7 +870,7 @@ class _Work:
             total = algebra.operators["add"](total, stage[where])
         stage[where] = algebra.round(write.buffer.type, total)
 
-    def held_values(self, do: Do, held: Access, group: _Group) -> Values:
+    def held_values(self, do: Do, held: Access, group: _Group) -> Floats:
         """Return what threads hold of a factor: (values, threads, instances)."""
         cells = self.cells(self.narrowed(do, held), held, group, True).cell[:, 0]
         found = self.stage(held, group, writes=False)[cells]
@@ -881,7 +878,7 @@ class _Work:
 
     def factor(
         self, do: Do, read: Access, group: _Group, of: Integers | None, depth: int = 0
-    ) -> Values:
+    ) -> Floats:
         """Return a factor as (instances, rows or columns, k), in CTAs ``of`` or in its own.
 
         ``depth``: the steps of k, if several modes count them.

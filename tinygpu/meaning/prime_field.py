@@ -30,7 +30,8 @@ import numpy as np
 
 from tinygpu.isa.algebra import OPERATORS, Algebra
 from tinygpu.isa.memory import DType
-from tinygpu.meaning.residues import Array, Residues, hashed
+from tinygpu.meaning.residues import Residues, hashed
+from tinygpu.numbers import Floats
 
 __all__ = ["SAME", "P", "prime_field", "unrounded"]
 
@@ -61,11 +62,11 @@ def prime_field(seed: int) -> Algebra:
     )
 
 
-def _monoid(e: float, s: float, identity: float, a: Any, b: Any) -> Array:
+def _monoid(e: float, s: float, identity: float, a: Any, b: Any) -> Floats:
     both = _FIELD.reduced(_FIELD.reduced((a - e) * (b - e)) * s + e)
     return np.where(a == identity, b, np.where(b == identity, a, both))
 
 
-def unrounded(_: DType, array: Any) -> Array:
+def unrounded(_: DType, array: Any) -> Floats:
     """Return the array: rounding is the identity of an exact algebra."""
     return np.asarray(array, np.float64)

@@ -35,17 +35,16 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tinygpu.isa.algebra import FLOATS, Algebra
 from tinygpu.isa.memory import DType
+from tinygpu.numbers import Array, Booleans, Floats, Integers
 from tinygpu.term.program import Buffer
 
 __all__ = [
     "UNWRITTEN",
     "Finding",
     "GlobalArray",
-    "Integers",
     "Kind",
     "Party",
     "Shared",
@@ -53,7 +52,6 @@ __all__ = [
     "Use",
 ]
 
-Integers = NDArray[np.int64]
 Kind = Literal[
     "race", "deadlock", "stale", "unwritten_read", "unwritten", "out_of_bounds", "written_twice",
     "written_input", "red_not_zeroed", "shuffle", "unwaited", "misaligned", "wrong_result",
@@ -285,7 +283,7 @@ class GlobalArray:
 
     def __init__(
         self,
-        values: NDArray[Any],
+        values: Array,
         dtype: DType,
         *,
         output: bool,
@@ -301,7 +299,7 @@ class GlobalArray:
         self._writer = np.full(self.flat.size, -1)
 
     @property
-    def written(self) -> NDArray[np.bool_]:
+    def written(self) -> Booleans:
         """Which cells were stored or added to."""
         return self.stored | self.added
 
@@ -315,7 +313,7 @@ class GlobalArray:
                 return cast("Kind", kind), int(bad.argmax())
         return None
 
-    def store(self, address: Integers, values: NDArray[np.float64], thread: Integers) -> int | None:
+    def store(self, address: Integers, values: Floats, thread: Integers) -> int | None:
         """Write; return the position of an element that was written before, or None."""
         bad = self.written[address]
         self.flat[address], self.stored[address] = values, True
@@ -327,7 +325,7 @@ class GlobalArray:
             return None
         return int(np.setdiff1d(np.arange(address.size), first)[0])
 
-    def add(self, address: Integers, values: NDArray[np.float64], thread: Integers) -> int | None:
+    def add(self, address: Integers, values: Floats, thread: Integers) -> int | None:
         """Add, rounding each sum; return the position of an element that was stored, or None."""
         bad = self.stored[address]
         left = np.arange(address.size)

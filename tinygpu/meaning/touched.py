@@ -22,15 +22,13 @@ from math import prod
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tinygpu.errors import ProgramError
-from tinygpu.meaning.race import Integers, Kind
+from tinygpu.meaning.race import Kind
+from tinygpu.numbers import Booleans, Integers
 from tinygpu.term.program import Access, Do, Exit
 
 __all__ = ["CellFault", "OnChip", "Touched", "Toucher", "compared", "coordinates", "extent"]
-
-Booleans = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)

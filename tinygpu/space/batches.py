@@ -20,7 +20,6 @@ from math import prod
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tinygpu.devices.device import Device
 from tinygpu.errors import (
@@ -34,6 +33,7 @@ from tinygpu.errors import (
 from tinygpu.legality.concurrency.judge import verdict
 from tinygpu.legality.laws import LAWS, Places, check_schedule, judged
 from tinygpu.legality.reach import Case
+from tinygpu.numbers import Booleans, Integers
 from tinygpu.space.counting import Sums
 from tinygpu.space.sharing import Memo, narrowed, share
 from tinygpu.space.signature import numbers_of
@@ -96,10 +96,10 @@ class Table:
 
     law: str
     axes: tuple[int, ...]
-    holds: NDArray[np.bool_]
+    holds: Booleans
 
     @property
-    def array(self) -> NDArray[np.bool_]:
+    def array(self) -> Booleans:
         """Its values, as ``Sums`` reads a factor."""
         return self.holds
 
@@ -384,7 +384,7 @@ class Builder:
         key = (table.law, table.axes, table.holds.tobytes())
         return self.equals.setdefault(key, table)
 
-    def _judge(self, structure: Mapping[str, Value], number: int, point: NDArray[np.int64]) -> bool:
+    def _judge(self, structure: Mapping[str, Value], number: int, point: Integers) -> bool:
         space = self.space
         values = dict(structure)
         for name, choices, i in zip(space.axes, self.values, point, strict=True):

@@ -29,6 +29,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from tinygpu.numbers import Array, Integers
+
 __all__ = ["Factor", "Sums"]
 
 _ROWS_MOST = 1 << 12
@@ -45,7 +47,7 @@ class Weighing(Protocol):
         """The positions of its axes."""
 
     @property
-    def array(self) -> NDArray[Any]:
+    def array(self) -> Array:
         """Its values."""
 
 
@@ -58,10 +60,10 @@ class Factor:
     """
 
     axes: tuple[int, ...]
-    array: NDArray[Any]
+    array: Array
     index: NDArray[np.integer[Any]] | None = None
 
-    def at(self, row: NDArray[np.int64], columns: tuple[NDArray[np.int64], ...]) -> NDArray[Any]:
+    def at(self, row: Integers, columns: tuple[Integers, ...]) -> Array:
         """Return the values at rows and indices along the other axes."""
         if self.index is None:
             return np.asarray(self.array[columns])
@@ -73,7 +75,7 @@ class _Rows:
     """The joined axes and, one row a combination, an index along each."""
 
     axes: tuple[int, ...]
-    index: NDArray[np.int64]
+    index: Integers
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,7 +84,7 @@ class _Plan:
 
     rows: _Rows
     steps: tuple[tuple[int, tuple[Factor, ...]], ...]
-    weights: NDArray[Any]
+    weights: Array
     free: tuple[int, ...]
 
 
@@ -100,9 +102,7 @@ class Sums:
         plan = self._plan(factors)
         return int(plan.weights.sum(dtype=object)) * prod(self.lengths[a] for a in plan.free)
 
-    def sample(
-        self, factors: Sequence[Weighing], rng: np.random.Generator, n: int
-    ) -> NDArray[np.int64]:
+    def sample(self, factors: Sequence[Weighing], rng: np.random.Generator, n: int) -> Integers:
         """Return ``n`` points, (n, axes) indices, each uniform among those that are allowed."""
         plan = self._plan(factors)
         points = np.zeros((n, len(self.lengths)), np.int64)
@@ -127,7 +127,7 @@ class Sums:
             points[:, axis] = rng.integers(self.lengths[axis], size=n)
         return points
 
-    def points(self, factors: Sequence[Weighing]) -> NDArray[np.int64]:
+    def points(self, factors: Sequence[Weighing]) -> Integers:
         """Return every point that all factors allow, (points, axes) indices."""
         plan = self._plan(factors)
         row = np.flatnonzero(plan.weights)
@@ -192,7 +192,7 @@ class Sums:
             shared = {a: sum(f.array.size for f in factors if a in f.axes) for f in factors
                       for a in f.axes}  # fmt: skip
             self._order = tuple(sorted(shared, key=lambda a: (-shared[a], a)))
-        alone: dict[int, NDArray[Any]] = {}
+        alone: dict[int, Array] = {}
         for factor in factors:
             if len(factor.axes) == 1:
                 (axis,) = factor.axes
@@ -280,7 +280,7 @@ def _gather(rows: _Rows, factor: Weighing) -> Factor:
     return _alike(axes, moved.reshape(-1, *shape), flat)
 
 
-def _alike(axes: tuple[int, ...], array: NDArray[Any], index: NDArray[np.int64]) -> Factor:
+def _alike(axes: tuple[int, ...], array: Array, index: Integers) -> Factor:
     """Merge the entries of the first axis that are equal."""
     row = prod(array.shape[1:])  # not -1: there may be no entry at all
     flat = np.ascontiguousarray(array.reshape(len(array), row))
@@ -294,7 +294,7 @@ def _alike(axes: tuple[int, ...], array: NDArray[Any], index: NDArray[np.int64])
 def _sum_out(factors: Sequence[Factor], axis: int) -> Factor:
     """Return the sum along the axis of the product of the factors."""
     axes = tuple(sorted({a for f in factors for a in f.axes}))
-    kinds: NDArray[np.int64] | None = None
+    kinds: Integers | None = None
     bound = 1
     for factor in factors:
         if factor.index is None:
@@ -321,7 +321,7 @@ def _sum_out(factors: Sequence[Factor], axis: int) -> Factor:
     return Factor(rest, summed) if kinds is None else _alike(rest, summed, kinds)
 
 
-def _spread(factor: Factor, axes: tuple[int, ...], kinds: NDArray[np.int64] | None) -> NDArray[Any]:
+def _spread(factor: Factor, axes: tuple[int, ...], kinds: Integers | None) -> Array:
     """Return a factor's array with a length of 1 where it lacks an axis, at kinds of rows."""
     array = factor.array
     if factor.index is not None and kinds is not None:

@@ -21,7 +21,8 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+
+from tinygpu.numbers import Array
 
 __all__ = ["Memo", "Shared", "narrowed", "remembered", "share"]
 
@@ -54,7 +55,7 @@ class Shared(np.ndarray[Any, np.dtype[Any]]):
         return super().__array_function__(function, types, inputs, options)
 
 
-def share(array: NDArray[Any], memo: Memo) -> Shared:
+def share(array: Array, memo: Memo) -> Shared:
     """Return the array as a shared one."""
     shared = array.view(Shared)
     shared.memo = memo
@@ -71,7 +72,7 @@ def remembered(function: Callable[..., Any], *inputs: Any) -> Any:
     return function(*inputs) if memo is None else _found_or_made(memo, function, inputs)
 
 
-def narrowed(array: NDArray[Any]) -> NDArray[Any]:
+def narrowed(array: Array) -> Array:
     """Drop to length 1 every axis along which nothing changes."""
     for axis, length in enumerate(array.shape):
         if length > 1:

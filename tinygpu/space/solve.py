@@ -41,6 +41,7 @@ from numpy.typing import NDArray
 
 from tinygpu.legality.laws import LAWS, Places, check_schedule, judged, own_laws
 from tinygpu.legality.reach import Case
+from tinygpu.numbers import Array
 from tinygpu.smt import z3_module
 from tinygpu.space.batches import Builder, Table
 from tinygpu.space.quantities import named_values
@@ -402,7 +403,7 @@ class Solver:
     def _diagram(self, table: Table) -> str:
         """Return the first node of a table's decision diagram."""
         below: list[str] = ["false", "true"]
-        places: NDArray[Any] = table.holds
+        places: Array = table.holds
         for axis in reversed(table.axes):
             rows, which = _distinct(places.reshape(-1, places.shape[-1]))
             below = [self._branch(axis, [below[i] for i in row]) for row in rows.tolist()]
@@ -460,7 +461,7 @@ def _bit(axis: int, i: int) -> str:
 _BYTE, _FEW_ROWS = 256, 1 << 16
 
 
-def _distinct(rows: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.intp]]:
+def _distinct(rows: Array) -> tuple[Array, NDArray[np.intp]]:
     """Return the different rows of numbers from 0 on, in order of their bytes, and each's place."""
     most, many = int(rows.max(initial=0)) + 1, rows.shape[1]
     if most <= _BYTE and most**many <= max(len(rows), _FEW_ROWS):  # counted, without a sort

@@ -44,11 +44,11 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tinygpu.errors import OperationError, nearest, require_kind, require_names
 from tinygpu.isa.algebra import FLOATS, Algebra
 from tinygpu.isa.memory import ARRAY_DTYPES, DTYPES
+from tinygpu.numbers import Array, Floats
 from tinygpu.term.expression import (
     INTEGERS,
     Apply,
@@ -464,11 +464,11 @@ class Operation:
 
     def reference(
         self,
-        inputs: Mapping[str, NDArray[Any]],
+        inputs: Mapping[str, Array],
         scalars: Mapping[str, float] | None = None,
         algebra: Algebra = FLOATS,
         off: Mapping[str, float] = MappingProxyType({}),
-    ) -> dict[str, NDArray[np.float64]]:
+    ) -> dict[str, Floats]:
         """Compute in float64; returns the outputs and, of each, what errors are relative to.
 
         That is S, under "scale of c" for an output c: to first order, rounding every number on the
@@ -505,11 +505,11 @@ class Operation:
     def _of_groups(
         self,
         groups: Groups,
-        inputs: Mapping[str, NDArray[Any]],
+        inputs: Mapping[str, Array],
         scalars: Mapping[str, float] | None,
         algebra: Algebra,
         off: Mapping[str, float],
-    ) -> dict[str, NDArray[np.float64]]:
+    ) -> dict[str, Floats]:
         """Compute group by group: of each its rows, and what has the axis of groups at it."""
         if groups.ends not in inputs:
             raise self._error(f"no input {groups.ends}; give the groups' ends")
@@ -563,7 +563,7 @@ class Operation:
 
     def _of_block(
         self,
-        inputs: Mapping[str, NDArray[Any]],
+        inputs: Mapping[str, Array],
         block: Mapping[str, tuple[int, int]],
         points: Sequence[frozenset[str] | None],
         numbers: Mapping[str, float],
@@ -619,7 +619,7 @@ class Operation:
             found.append((result, scale))
         return found
 
-    def _spread(self, axes: tuple[str, ...], array: NDArray[Any]) -> NDArray[Any]:
+    def _spread(self, axes: tuple[str, ...], array: Array) -> Array:
         """Give an array the axes of the operation, in order, length 1 where it has none."""
         order = [axes.index(a) for a in self.axes if a in axes]
         shape = [array.shape[axes.index(a)] if a in axes else 1 for a in self.axes]

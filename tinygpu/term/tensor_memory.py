@@ -28,9 +28,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
-from tinygpu.numbers import Number
+from tinygpu.numbers import Integers, Number
 from tinygpu.term.program import Buffer, Do, Program, select
 
 __all__ = [
@@ -43,7 +42,7 @@ _CELL_BYTES = 4  # spec
 _LEAST = 32  # spec: columns of an allocation
 
 
-def placement(rows: int, columns: int, *, paired: bool) -> NDArray[np.int64]:
+def placement(rows: int, columns: int, *, paired: bool) -> Integers:
     """Return (lane, column) of each element: (rows of one CTA, columns, 2)."""
     row, column = (np.asarray(x) for x in np.indices((rows, columns)))
     if rows == LANES // 2 and paired:
