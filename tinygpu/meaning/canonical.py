@@ -32,7 +32,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise, product
 from math import prod
-from typing import Any, assert_never
+from typing import Any, assert_never, cast
 
 import numpy as np
 
@@ -44,7 +44,7 @@ from tinygpu.isa.wgmma import joined, rows_of
 from tinygpu.meaning.cluster import Run
 from tinygpu.meaning.execution import folded, is_tile, is_warps
 from tinygpu.meaning.interpret import unwritten
-from tinygpu.meaning.race import Finding, GlobalArray, Kind
+from tinygpu.meaning.race import Cells, Finding, GlobalArray, Kind
 from tinygpu.meaning.touched import OnChip, Touched, Toucher, compared, coordinates, extent
 from tinygpu.meaning.turns import tiles_of
 from tinygpu.numbers import Array, Booleans, Floats, Integers, Number
@@ -77,7 +77,7 @@ from tinygpu.term.program import (
 
 __all__ = ["NotCanonicalError", "canonical_run"]
 
-Env = Mapping[str, Any]
+Env = Mapping[str, int | Integers]
 _ONE = np.zeros(1, np.int64)
 _FLAT = 3  # dimensions: values, threads, instances
 
@@ -226,13 +226,13 @@ class _Group:
     whole: bool
     leader: bool = False
 
-    def part(self, chosen: Any, **more: Any) -> _Group:
+    def part(self, chosen: Integers | Booleans, **more: Number) -> _Group:
         """Return those that are chosen, by a mask or by numbers."""
         env = {n: x[chosen] if isinstance(x, np.ndarray) else x for n, x in self.env.items()}
         env = {n: _one(x) for n, x in (env | more).items()}
         return _Group(self.who[chosen], env, False, self.leader)
 
-    def bind(self, **more: Any) -> _Group:
+    def bind(self, **more: Number) -> _Group:
         """Give variables values."""
         env = {**self.env, **{n: _one(x) for n, x in more.items()}}
         return _Group(self.who, env, self.whole, self.leader)
@@ -246,7 +246,7 @@ def _run_of(cells: Integers) -> slice | Integers:
     return cells
 
 
-def _one(x: Any) -> Any:
+def _one(x: Number) -> int | Integers:
     """Return an int for an array of equal numbers."""
     if isinstance(x, np.ndarray):
         first = x[0]
@@ -258,7 +258,7 @@ def _everyone(run: Run, grid: _Grid, role: Role) -> _Group:
     copies = int(role.copies)
     who = np.arange(grid.ctas * copies)
     per_cta = {**grid.ranks, **grid.places}
-    env: dict[str, Any] = {n: _one(np.tile(x, copies)) for n, x in per_cta.items()}
+    env = {n: _one(np.tile(x, copies)) for n, x in per_cta.items()}
     if role.copy:
         env[role.copy] = _one(who // grid.ctas)
     return _Group(who, {**run.numbers, **env}, True)
@@ -538,14 +538,14 @@ class _Work:
     def read(
         self,
         do: Do,
-        source: Any,
+        source: Access | Immediate | Scalar,
         group: _Group,
         mine: Integers,
         tile: bool,
         low: int,
         high: int,
         modes: tuple[int, ...],
-    ) -> Any:
+    ) -> Floats:
         """Return an operand as (values, threads, instances), 1 where it is the same for all.
 
         With ``modes``, those of the values, it is (modes, threads, instances), and a mode along
@@ -559,14 +559,14 @@ class _Work:
     def fetched(
         self,
         do: Do,
-        source: Any,
+        source: Access | Immediate | Scalar,
         group: _Group,
         mine: Integers,
         tile: bool,
         low: int,
         high: int,
         modes: tuple[int, ...],
-    ) -> Any:
+    ) -> Floats:
         """Return an operand as ``read`` does, or flat."""
         match source:
             case Immediate() | Scalar():
@@ -581,7 +581,7 @@ class _Work:
                     raise NotCanonicalError(f"{do}: it reads the output")
                 if taken.all():
                     return array.flat[address]
-                outside: Any = self.run.algebra.number(source.outside)
+                outside: Number = self.run.algebra.number(source.outside)
                 if source.trimmed:
                     outside = np.where(self.left(do, source, group), np.nan, outside)
                 return np.where(taken, array.flat[np.where(taken, address, 0)], outside)
@@ -863,7 +863,7 @@ class _Work:
         cells = self.cells(self.narrowed(do, write), write, group, True).cell[:, 0]
         total = joined(flat, *shapes).reshape(len(flat), self.threads, -1).transpose(2, 1, 0)
         stage = self.stage(write, group, writes=anew)
-        where: Any = np.ix_(cells, np.arange(self.threads), group.who)
+        where: Cells | slice = np.ix_(cells, np.arange(self.threads), group.who)
         if group.whole:
             where = _run_of(cells)
         if not anew:
@@ -929,5 +929,5 @@ def _plain(env: Env, access: Access) -> Mapping[str, int]:
     """Return the variables of an origin as ints; they are combined to equal numbers at least."""
     names = [n for o in access.origin for n, _ in o.terms]
     if not any(isinstance(env[n], np.ndarray) for n in names):
-        return env
+        return cast("Mapping[str, int]", env)  # by all that it reads
     return {n: int(np.ravel(x)[0]) if isinstance(x, np.ndarray) else x for n, x in env.items()}

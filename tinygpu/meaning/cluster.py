@@ -25,7 +25,7 @@ Source: PTX ISA 9, 9.7.13.15 (mbarrier) and 8 (memory consistency, proxies).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any, Literal, assert_never
@@ -34,7 +34,7 @@ import numpy as np
 
 from tinygpu.isa.algebra import FLOATS, Algebra
 from tinygpu.isa.memory import DType
-from tinygpu.meaning.race import Finding, GlobalArray, Kind, Party, Shared, Stages, Use
+from tinygpu.meaning.race import Finding, GlobalArray, Kind, Overlaps, Party, Shared, Stages, Use
 from tinygpu.meaning.touched import Toucher
 from tinygpu.numbers import Booleans, Floats, Integers
 from tinygpu.term.program import (
@@ -88,8 +88,8 @@ class Run:
     landing: Landing
     algebra: Algebra = FLOATS
     found: dict[Kind, Finding] = field(default_factory=dict)
-    known: dict[Any, Any] = field(default_factory=dict)
-    overlaps: dict[Any, Any] = field(default_factory=dict)
+    known: dict[Hashable, Any] = field(default_factory=dict)
+    overlaps: Overlaps = field(default_factory=dict)
 
     @property
     def numbers(self) -> dict[str, int]:

@@ -23,7 +23,6 @@ Source: ``tinygpu/term/plan.py``.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import numpy as np
 
@@ -48,7 +47,7 @@ def by_reference(scalars: Mapping[str, float], algebra: Algebra) -> Run:
     return run
 
 
-def composed(plan: Plan, sizes: Mapping[str, int], inputs: Mapping[str, Any], run: Run) -> Arrays:
+def composed(plan: Plan, sizes: Mapping[str, int], inputs: Mapping[str, Array], run: Run) -> Arrays:
     """Run the steps in order; return all arrays, the inputs and what was written.
 
     ``run`` computes the outputs of a step's term, at its sizes, from its inputs.

@@ -19,7 +19,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
@@ -28,7 +27,7 @@ from tinygpu.isa.algebra import Algebra
 from tinygpu.isa.instructions import GROUPS
 from tinygpu.isa.mma_sync import products
 from tinygpu.meaning.cluster import Agent, InFlight, Registers, Run
-from tinygpu.meaning.race import UNWRITTEN, Kind, Shared, Use
+from tinygpu.meaning.race import UNWRITTEN, Cells, Kind, Shared, Use
 from tinygpu.meaning.touched import CellFault, Touched, compared, extent
 from tinygpu.numbers import Booleans, Floats, Integers, Number
 from tinygpu.term.program import Access, Do
@@ -184,11 +183,11 @@ def stale(
     do: Do,
     memory: Shared | Registers,
     stage: int,
-    at: Any,
+    at: Cells,
     want: int,
     *,
     cells: Integers | None = None,
-    threads: Any = None,
+    threads: Integers | None = None,
     taken: Booleans | None = None,
 ) -> None:
     """Find what was not written at the index that is asked for, ``at`` these places of a stage.
@@ -214,7 +213,12 @@ def stale(
 
 
 def from_gmem(
-    agent: Agent, do: Do, access: Access, cell: Integers, taken: Booleans, threads: Any = 0
+    agent: Agent,
+    do: Do,
+    access: Access,
+    cell: Integers,
+    taken: Booleans,
+    threads: Integers | int = 0,
 ) -> Floats:
     """Return elements of an operand, ``outside`` for those that a guard takes away."""
     run, name = agent.cta.cluster.run, access.buffer.name
@@ -270,7 +274,7 @@ class _Spot:
     wanted: int
     who: Who
 
-    def at(self, low: int, high: int) -> Any:
+    def at(self, low: int, high: int) -> Cells:
         """Return where values are in a stage."""
         cell = self.place.cell[low:high]
         if isinstance(self.memory, Registers):

@@ -45,14 +45,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import lru_cache, partial
-from typing import Any
 
 import numpy as np
 
-from tinygpu.isa.algebra import OPERATORS, Algebra
+from tinygpu.isa.algebra import OPERATORS, Algebra, Operator
 from tinygpu.meaning.prime_field import SAME, unrounded
 from tinygpu.meaning.residues import Residues, hashed
-from tinygpu.numbers import Floats, Integers
+from tinygpu.numbers import Floats, Integers, Number
 from tinygpu.term.expression import Apply, Expression
 from tinygpu.term.formula import formula
 from tinygpu.term.operation import Operation
@@ -75,7 +74,7 @@ def exponential_ring(seed: int) -> Algebra:
     """Return the ring; ``seed`` draws g, the groups and the hashes of other functions."""
     random = np.random.default_rng(seed)
     powers = _powers(pow(_SQUARE, int(random.integers(1, P2)), P1))
-    operators: dict[str, Callable[..., Any]] = {
+    operators: dict[str, Operator] = {
         **_RING.operators,
         "ex2": partial(_exponential, _joined(powers, np.ones(P2, np.int64))),
         "lg2": partial(_logarithm, _logarithms(powers)),
@@ -90,7 +89,7 @@ def exponential_ring(seed: int) -> Algebra:
     for name in ("ceildiv", "le", "lt", "and"):
         del operators[name]  # of integers, whatever the algebra
 
-    def total(operator: str, array: Any, axes: tuple[int, ...]) -> Floats:
+    def total(operator: str, array: Floats, axes: tuple[int, ...]) -> Floats:
         found = _RING.total(operators, operator, array, axes)
         if operator == "add":
             return found
@@ -127,24 +126,24 @@ def _joined(first: Integers, second: Integers) -> Floats:
     return found
 
 
-def _exponential(powers: Floats, a: Any) -> Floats:
+def _exponential(powers: Floats, a: Number) -> Floats:
     known = np.isfinite(a)
     found = powers[np.where(known, a, 0.0).astype(np.int64) % P2]
     return np.where(known, found, np.where(a == -np.inf, 0.0, np.nan))
 
 
-def _logarithm(logarithms: Floats, a: Any) -> Floats:
+def _logarithm(logarithms: Floats, a: Number) -> Floats:
     known = np.isfinite(a)
     found = logarithms[np.where(known, a, 0.0).astype(np.int64) % P1]
     return np.where(known & (a != 0), found, np.where(a == 0, -np.inf, np.nan))
 
 
-def _group(random: np.random.Generator, identity: float) -> Callable[[Any, Any], Floats]:
+def _group(random: np.random.Generator, identity: float) -> Callable[[Number, Number], Floats]:
     """Return a commutative group modulo P2, with an identity besides."""
     there = random.permutation(P2)
     here = np.argsort(there)
 
-    def both(a: Any, b: Any) -> Floats:
+    def both(a: Number, b: Number) -> Floats:
         first, last = np.isfinite(a), np.isfinite(b)
         x, y = (np.where(np.isfinite(z), z, 0.0).astype(np.int64) % P2 for z in (a, b))
         one, other = a == identity, b == identity

@@ -18,12 +18,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
-from typing import Any
 
 import numpy as np
 
-from tinygpu.isa.algebra import OPERATORS
-from tinygpu.numbers import Floats
+from tinygpu.isa.algebra import OPERATORS, Operator
+from tinygpu.numbers import Floats, Number
 
 __all__ = ["Residues", "hashed"]
 
@@ -45,7 +44,7 @@ class Residues:
         return prod(self.primes)
 
     @property
-    def operators(self) -> dict[str, Callable[..., Any]]:
+    def operators(self) -> dict[str, Operator]:
         """Sums, products and quotients, by their names."""
         return {
             "add": self.add, "sub": self.sub, "mul": self.mul, "neg": lambda a: self.sub(0.0, a),
@@ -53,7 +52,7 @@ class Residues:
             "rcp0": lambda a: np.where(a == 0, 0.0, self.rcp(a)), "where": OPERATORS["where"],
         }  # fmt: skip
 
-    def reduced(self, x: Any) -> Floats:
+    def reduced(self, x: Number) -> Floats:
         """Return whole numbers below 2^53 modulo N; minus infinity stays, another one is NaN."""
         whole, n = np.asarray(x, np.float64), self.modulus
         if whole.size < _FEW:
@@ -66,7 +65,7 @@ class Residues:
             rest = np.where(np.isfinite(whole), rest, np.where(whole == -np.inf, whole, np.nan))
         return rest
 
-    def add(self, a: Any, b: Any) -> Floats:
+    def add(self, a: Number, b: Number) -> Floats:
         """Return the sum of two elements, which is below 2 N before it is reduced."""
         total, n = np.asarray(np.add(a, b), np.float64), self.modulus
         if total.size < _FEW:
@@ -75,22 +74,22 @@ class Residues:
         over *= n
         return np.subtract(total, over, out=over)
 
-    def sub(self, a: Any, b: Any) -> Floats:
+    def sub(self, a: Number, b: Number) -> Floats:
         """Return the difference."""
         return self.reduced(a - b)
 
-    def fma(self, a: Any, b: Any, c: Any) -> Floats:
+    def fma(self, a: Number, b: Number, c: Number) -> Floats:
         """Return a b + c."""
         product = np.asarray(np.multiply(a, b))
         return self.reduced(
             np.add(product, c, out=product if product.shape == np.shape(c) else None)
         )
 
-    def mul(self, a: Any, b: Any) -> Floats:
+    def mul(self, a: Number, b: Number) -> Floats:
         """Return the product."""
         return self.reduced(np.multiply(a, b))
 
-    def rcp(self, a: Any) -> Floats:
+    def rcp(self, a: Number) -> Floats:
         """Return the inverse, NaN where there is none."""
         known = np.isfinite(a)
         for prime in self.primes:
@@ -111,7 +110,7 @@ class Residues:
         """Return what a constant means: a dyadic fraction is the quotient of its two integers."""
         return _image(x, self.modulus)
 
-    def contract(self, form: Callable[[Any, Any], Any], a: Any, b: Any) -> Floats:
+    def contract(self, form: Callable[[Floats, Floats], Floats], a: Floats, b: Floats) -> Floats:
         """Return ``form(a, b)``, sums of at most 2^14 products."""
         high = np.floor(a * (1.0 / _HALF))
         total = self.reduced(form(high, b))
@@ -121,9 +120,9 @@ class Residues:
 
     def total(
         self,
-        operators: Mapping[str, Callable[..., Any]],
+        operators: Mapping[str, Operator],
         operator: str,
-        array: Any,
+        array: Floats,
         axes: tuple[int, ...],
     ) -> Floats:
         """Reduce over axes, whose length becomes 1; what is no sum by halves."""
@@ -163,7 +162,7 @@ def _image(x: float, modulus: int) -> float:
     return float(above * pow(below, -1, modulus) % modulus)
 
 
-def hashed(modulus: int, key: int, least: float, a: Any) -> Floats:
+def hashed(modulus: int, key: int, least: float, a: Number) -> Floats:
     """Return a pseudorandom function of each element; ``least``: of minus infinity."""
     known = np.isfinite(a)
     x = np.where(known, a, 0.0).astype(np.uint64) + np.uint64(key)

@@ -16,10 +16,9 @@ Source: ``docs/model.md``, section "Terms".
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 import numpy as np
 
@@ -93,7 +92,7 @@ def _add(
     place: Integers,
     access: Access,
     steps: tuple[tuple[int, ...], ...],
-    extents: Any,
+    extents: Sequence[int],
     rest: Integers,
 ) -> None:
     if len(steps) != len(extents):

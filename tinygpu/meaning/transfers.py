@@ -21,7 +21,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 from math import prod
-from typing import Any
 
 import numpy as np
 
@@ -41,7 +40,7 @@ from tinygpu.meaning.execution import (
     to_gmem,
     who_of,
 )
-from tinygpu.meaning.race import UNWRITTEN, Shared, Use
+from tinygpu.meaning.race import UNWRITTEN, Cells, Shared, Use
 from tinygpu.meaning.touched import extent
 from tinygpu.numbers import Floats
 from tinygpu.term.digits import depth_modes, held_factor, spans, together
@@ -361,7 +360,7 @@ def _transfer(agent: Agent, do: Do, env: Env) -> None:
             text = f"touches {name} while {other_flight.do} may be under way; tcgen05.wait"
             agent.cta.cluster.find("unwaited", agent, do, text, name, str(other_flight.do))
     own = np.arange(agent.threads.size) if who.mine is None else who.mine
-    ends: list[tuple[Any, ...]] = [
+    ends: list[tuple[Shared | Registers, int, Cells, int]] = [
         (memory, at, there.cell, other.index.evaluate(env)),
         (registers, stage, np.ix_(mine.cell[:, 0], own), held.index.evaluate(env)),
     ]
