@@ -12,12 +12,11 @@ Source: ``docs/model.md``, section "Spaces".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 from math import prod
-from typing import Any
 
 import numpy as np
 
@@ -33,7 +32,7 @@ from tinygpu.errors import (
 from tinygpu.legality.concurrency.judge import verdict
 from tinygpu.legality.laws import LAWS, Places, check_schedule, judged
 from tinygpu.legality.reach import Case
-from tinygpu.numbers import Booleans, Integers
+from tinygpu.numbers import Booleans, Integers, Number, Truth
 from tinygpu.space.counting import Sums
 from tinygpu.space.sharing import Memo, narrowed, share
 from tinygpu.space.signature import numbers_of
@@ -199,13 +198,13 @@ class Builder:
             for i, name in enumerate(space.axes)
         }
         self.values = tuple(space.values[n] for n in space.axes)
-        self.tables: dict[tuple[str, int], tuple[Table, Any]] = {}
+        self.tables: dict[tuple[str, int], tuple[Table, Truth]] = {}
         self.places: Places = {}
-        self.answers: dict[Any, tuple[Table, Any]] = {}
+        self.answers: dict[Hashable, tuple[Table, tuple[Number, ...]]] = {}
         self.equals: dict[tuple[str, tuple[int, ...], bytes], Table] = {}
         self.kinds: dict[int, tuple[bool, bool]] = {}
-        self.verdicts: dict[Any, dict[tuple[int, ...], bool]] = {}
-        self.reordered: dict[Any, Batch | None] = {}
+        self.verdicts: dict[Hashable, dict[tuple[int, ...], bool]] = {}
+        self.reordered: dict[Hashable, Batch | None] = {}
 
     def forget(self) -> None:
         """Drop what only the laws asked for: of a large space a third of a gigabyte."""
@@ -285,7 +284,7 @@ class Builder:
                 return None
         return chosen, program
 
-    def table(self, law: str, holds: Any) -> Table:
+    def table(self, law: str, holds: Truth) -> Table:
         """Return the table of where a law holds: axes along which nothing changes are dropped."""
         key = (law, id(holds)) if isinstance(holds, np.ndarray) else (law, int(bool(holds)))
         if key not in self.tables:
