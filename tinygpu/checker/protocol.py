@@ -28,7 +28,7 @@ is over.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import product
@@ -95,6 +95,11 @@ NONE, ALL = -1_000_000, 1_000_000
 _MOST = 10_000
 """No offset and no pace is more."""
 Clock = NDArray[np.int32]
+Columns = NDArray[np.intp] | list[int]
+Site = tuple[*tuple[int, ...], tuple[tuple[str, int], ...]]
+"""Where a statement stands in its body, and the constant loops' values there."""
+_Bodies = dict["Part", list[tuple[tuple[int, ...], Statement]]]
+_Turn = tuple[Mapping[str, int], tuple[tuple[int, int, int], ...], tuple[tuple[str, int], ...]]
 Image = tuple[int, NDArray[np.intp]] | None
 """Of whose clock one may be the image, and from which column each lag is; None: of none."""
 
@@ -228,7 +233,7 @@ class Action:
     number: int
     actor: Actor
     part: Part
-    site: tuple[Any, ...]
+    site: Site
     statement: Statement
     guards: tuple[tuple[int, int, int], ...]
     fresh: tuple[int, int, int] | None = None
@@ -260,7 +265,7 @@ class Action:
         return f"{self.actor}: {self.statement} [{self.part}{_at(self.site)}]"
 
 
-def _at(site: tuple[Any, ...]) -> str:
+def _at(site: Site) -> str:
     values = [f" {name}={n}" for name, n in site[-1] if name]
     return "".join(values)
 
@@ -282,8 +287,8 @@ class Protocol:
             self.ctas.setdefault(a.cta, []).append(a.number)
         self.rings: list[PacedRing] = []
         self.barriers: list[Phased] = []
-        self._known: dict[tuple[Any, ...], Any] = {}
-        self._bodies: dict[int, tuple[Any, ForTile | None, For | None]] = {}
+        self._known: dict[Hashable, Any] = {}
+        self._bodies: dict[int, tuple[_Bodies, ForTile | None, For | None]] = {}
         self.tiles_of: dict[int, tuple[int, int]] = {}
         self.actions: list[Action] = []
         self.todo: dict[Part, list[list[Action]]] = {
@@ -344,9 +349,10 @@ class Protocol:
         """Cut an agent's body into parts."""
         role = actor.role
         tiles = any(isinstance(s, ForTile) for r in self.program.roles for s in each(r.body))
-        bodies: dict[Part, list[tuple[tuple[int, ...], Statement]]] = {p: [] for p in PARTS}
+        bodies: _Bodies = {p: [] for p in PARTS}
         place: list[Part] = ["start" if self.tiled and tiles else "head"]
-        scope: dict[str, Any] = {}
+        tile: ForTile | None = None
+        loop: For | None = None
 
         def holds(s: Statement) -> bool:
             return any(
@@ -355,6 +361,7 @@ class Protocol:
             )
 
         def go(body: tuple[Statement, ...], path: tuple[int, ...]) -> None:
+            nonlocal tile, loop
             for i, s in enumerate(body):
                 here = (*path, i)
                 if not holds(s):
@@ -366,9 +373,9 @@ class Protocol:
                     if low:
                         go(s.body, here)
                 elif isinstance(s, ForTile):
-                    if "tile" in scope:
+                    if tile is not None:
                         uncertified("two loops over tiles")
-                    scope["tile"] = s
+                    tile = s
                     if self.tiled:
                         place[0] = "head"
                     go(s.body, here)
@@ -377,12 +384,12 @@ class Protocol:
                     if self.tiled:
                         place[0] = "end"
                 elif isinstance(s, For):
-                    if "loop" in scope or place[0] != "head":
+                    if loop is not None or place[0] != "head":
                         uncertified("two loops over steps, or one outside of the tiles")
                     if self.first not in (None, int(s.start)) or int(s.start) < 0:
                         uncertified(f"a loop of {s.trips} from {s.start}")
                     self.first = int(s.start)
-                    scope["loop"] = s
+                    loop = s
                     if any(holds(t) for t in s.body):
                         uncertified("a loop of unknown length in another")
                     bodies["loop"] += [((*here, j), t) for j, t in enumerate(s.body)]
@@ -396,7 +403,7 @@ class Protocol:
                 bodies["end"], bodies["start"] = bodies["start"], []
             if place[0] == "head":
                 bodies["tail"], bodies["head"] = bodies["head"], []
-        self._bodies[actor.number] = (bodies, scope.get("tile"), scope.get("loop"))
+        self._bodies[actor.number] = (bodies, tile, loop)
 
     def _expand(self, actor: Actor) -> None:
         """Unroll an agent's parts to actions."""
@@ -429,7 +436,7 @@ class Protocol:
     def ring(self, actor: Actor, buffer: Buffer, cta: tuple[int, ...]) -> PacedRing:
         """Return a ring of memory as an agent touches it in a CTA."""
         if buffer.level == "registers":
-            key: tuple[Any, ...] = (buffer.name, actor.number)
+            key: tuple[Hashable, ...] = (buffer.name, actor.number)
         else:
             own = (actor.role.name, actor.copy) if int(buffer.copies) > 1 else ()
             key = (buffer.name, cta, *own)
@@ -471,7 +478,7 @@ class Protocol:
 
     def _require_rendezvous(self) -> None:
         """Refuse a number of bar.sync at which two groups of threads meet (D)."""
-        groups: dict[tuple[Any, int], set[Any]] = {}
+        groups: dict[tuple[tuple[int, ...], int], set[str]] = {}
         for action in self.actions:
             s, a = action.statement, action.actor
             if isinstance(s, Sync) and s.scope != "cluster":
@@ -529,7 +536,7 @@ class Protocol:
             if private and entry.done == "now":
                 continue
             ring = one.ring
-            alike: tuple[Any, ...] = (ring.stages, ring.pace, one.offset % ring.stages)
+            alike: tuple[Hashable, ...] = (ring.stages, ring.pace, one.offset % ring.stages)
             if entry.done == "landed" or ring.stages == 1:
                 alike = (ring.number,) if entry.done == "landed" else ()
             key = ("columns", who, action.part, action.site, *alike)
@@ -539,7 +546,7 @@ class Protocol:
                 one.fenced = self._shared((*key, "fenced"), action, ring, "fenced")
 
     def _shared(
-        self, key: tuple[Any, ...], action: Action, ring: PacedRing, what: str = ""
+        self, key: tuple[Hashable, ...], action: Action, ring: PacedRing, what: str = ""
     ) -> list[int]:
         """Return the columns of a key, as many as a ring has stages."""
         if key not in self._known:
@@ -706,7 +713,7 @@ class Protocol:
 
     def _about(self) -> tuple[Array, ...]:
         """Return for each column its kind, role and copy, and the CTAs who acts and what is hit."""
-        kinds: dict[tuple[Any, ...], int] = {}
+        kinds: dict[Hashable, int] = {}
         rows = []
         for action, ring, residue, what in self.rules:
             a = None if action is None else action.actor
@@ -745,7 +752,7 @@ class Protocol:
         """
         mine, stages = ring.references, ring.stages
         first, second = _meeting(mine, others)
-        sites: dict[Any, int] = {}
+        sites: dict[Hashable, int] = {}
         (here, one, alone), (there, two, _) = (
             np.array([
                 (sites.setdefault((a.actor.team, a.site), len(sites)), a.number,
@@ -789,7 +796,7 @@ def _meeting(
     But for one agent's products of one shape with the same sums, which PTX adds in order.
     """
     cells: dict[int, int] = {}
-    shapes: dict[Any, int] = {}
+    shapes: dict[Hashable, int] = {}
 
     def numbered(pair: tuple[Action, Reference]) -> tuple[int, int, int]:
         (action, one), shape = pair, -1
@@ -824,7 +831,7 @@ def _proxy(action: Action) -> str:
     return "generic" if action.entry is None else action.entry.proxy
 
 
-def _path(site: tuple[Any, ...]) -> str:
+def _path(site: Site) -> str:
     *path, values = site
     return ".".join(map(str, path)) + "".join(f" {name}{n}" for name, n in values)
 
@@ -875,15 +882,18 @@ def least_of(program: Program, name: str) -> float:
                 every = [least(p) for p in parts]
                 if how == "mul" and min(every) < 0:
                     return -inf
-                fold: Any = {"add": sum, "mul": prod, "max": max, "min": min}[how]
-                found = fold(every)
-                return float(found)
+                return float(_FOLDS[how](every))
             case Apply(_, parts):
                 for part in parts:
                     least(part)
         return -inf
 
     return least(Value(name))
+
+
+_FOLDS: Mapping[str, Callable[[list[float]], float]] = {
+    "add": sum, "mul": prod, "max": max, "min": min
+}  # fmt: skip
 
 
 def aligned(s: Statement) -> bool:
@@ -931,7 +941,7 @@ class _Place:
     """
 
     part: Part
-    site: tuple[Any, ...]
+    site: Site
     statement: Statement
     guards: tuple[tuple[int, int, int], ...]
     values: Mapping[str, int]
@@ -981,11 +991,11 @@ class _Scope:
 
     def _unrolled(
         self, s: Statement, part: Part, path: tuple[int, ...], env: Mapping[str, int],
-        guards: tuple[Any, ...] = (), values: tuple[tuple[str, int], ...] = (), *,
+        guards: tuple[tuple[int, int, int], ...] = (), values: tuple[tuple[str, int], ...] = (), *,
         elected: bool = False,
     ) -> Iterator[_Place]:  # fmt: skip
         """Yield where a statement stands; ``elected``: one thread alone comes to it."""
-        turns: list[tuple[Any, ...]] = []
+        turns: list[_Turn] = []
         match s:
             case Elect(body):
                 turns, elected = [(env, guards, values)] * (self.actor.first == 0), True
