@@ -22,11 +22,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import lru_cache
 from itertools import groupby
-from typing import Any
 
 import numpy as np
 
-from tinygpu.numbers import Integers
+from tinygpu.numbers import Integers, Number
 from tinygpu.space.sharing import narrowed, remembered
 from tinygpu.term.access import SECTOR_BYTES, WARP_LANES, bank_wavefronts
 from tinygpu.term.layout import Swizzle
@@ -36,26 +35,24 @@ __all__ = ["lines", "wavefronts"]
 LINE_BYTES = 128  # spec: CUDA C++ Programming Guide
 TAGS = 4  # fitted: lines that L1 looks up in a cycle (4092^3 naive kernels, 32 lines a request)
 SETS = 64  # fitted: rows 16 KiB apart crowd one set and come from L2 each time (4096^3)
-Numbers = Any
-"""An int, or an array of them that broadcasts."""
 Count = Callable[[Integers, int], Integers]
 """Count patterns, one a row: vector, swizzle, then extent and step of each thread mode."""
 
 
 def wavefronts(
-    threads: tuple[Numbers, ...],
-    steps: tuple[Numbers, ...],
+    threads: tuple[Number, ...],
+    steps: tuple[Number, ...],
     width: int,
-    vector: Numbers,
-    swizzle: tuple[Numbers, Numbers, Numbers] = (0, 0, 0),
-) -> Numbers:
+    vector: Number,
+    swizzle: tuple[Number, Number, Number] = (0, 0, 0),
+) -> Number:
     """Return a warp's wavefronts in shared memory; ``vector`` elements of ``width`` B a lane."""
     return _counted(_bank_wavefronts, threads, steps, width, vector, swizzle)
 
 
 def lines(
-    threads: tuple[Numbers, ...], steps: tuple[Numbers, ...], width: int, vector: Numbers
-) -> Numbers:
+    threads: tuple[Number, ...], steps: tuple[Number, ...], width: int, vector: Number
+) -> Number:
     """Return the cycles of a warp's access to L1: 128 B or 4 lines in each.
 
     Lines that crowd one set of the cache are fetched anew each time, one in a cycle.
@@ -65,17 +62,17 @@ def lines(
 
 def _counted(
     count: Count,
-    threads: tuple[Numbers, ...],
-    steps: tuple[Numbers, ...],
+    threads: tuple[Number, ...],
+    steps: tuple[Number, ...],
     width: int,
-    vector: Numbers,
-    swizzle: tuple[Numbers, ...],
-) -> Numbers:
+    vector: Number,
+    swizzle: tuple[Number, ...],
+) -> Number:
     moves = (n for pair in zip(threads, steps, strict=True) for n in pair)
     return remembered(_each_counted_once, count, width, vector, *swizzle, *moves)
 
 
-def _each_counted_once(count: Count, width: int, *numbers: Numbers) -> Numbers:
+def _each_counted_once(count: Count, width: int, *numbers: Number) -> Number:
     """Count each different pattern once: number the patterns, count them, spread the answers."""
     columns = [narrowed(_plain(n)) for n in numbers[:4]]
     below = np.ones((), np.int64)
@@ -123,7 +120,7 @@ def _numbered(array: Integers) -> tuple[Integers, Integers]:
     return np.flatnonzero(met) + least, (np.cumsum(met) - 1).take(places)
 
 
-def _plain(number: Numbers) -> Integers:
+def _plain(number: Number) -> Integers:
     """Return an array of integers, outside of a space's memo."""
     return np.asarray(number, np.int64).view(np.ndarray)
 

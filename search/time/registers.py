@@ -42,15 +42,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from tinygpu.devices.device import Device
+from tinygpu.numbers import Number, Truth
 from tinygpu.search.time.register_quantities import (
     BENDS,
     ENDLESS,
     KINDS,
+    Addend,
     amounts,
     arithmetic,
     fragment_registers,
@@ -123,14 +124,14 @@ WEIGHTS: Mapping[str, tuple[float, ...]] = {
 
 def register_estimate(
     program: Program, *, weights: Mapping[str, tuple[float, ...]] | None = None
-) -> Any:
+) -> Number:
     """Return the registers a thread needs so as not to spill: a number, or an array of them."""
     return RegisterModel.of(program, weights=weights).registers()
 
 
 def used_estimate(
     program: Program, device: Device, *, weights: Mapping[str, tuple[float, ...]] | None = None
-) -> Any:
+) -> Number:
     """Return the registers that the assembler will use: a number, or an array of them."""
     need, want, free = (
         RegisterModel.of(program, goal, weights=weights).registers() for goal in _GOALS
@@ -151,9 +152,9 @@ class RegisterModel:
     a space an addend depends on few decisions, while the estimate depends on nearly all.
     """
 
-    least: tuple[Any, ...]
-    most: tuple[Any, ...]
-    parts: tuple[tuple[tuple[tuple[Any, Any], ...], tuple[int, ...], tuple[float, ...]], ...]
+    least: tuple[Addend, ...]
+    most: tuple[Addend, ...]
+    parts: tuple[tuple[tuple[tuple[Addend, Addend], ...], tuple[int, ...], tuple[float, ...]], ...]
 
     @staticmethod
     def of(
@@ -179,14 +180,17 @@ class RegisterModel:
             slopes = tuple(table[n][column] for n in names)
             pairs = tuple((addend, addend) for addend in addends)
             parts.append((pairs, bends, slopes))
-        kept = found["kept"]
-        most = (*((8.0, words) for words in kept), _LEAST) if goal == "need" else (ENDLESS,)
+        kept, most = found["kept"], tuple[Addend, ...]((ENDLESS,))
+        if goal == "need":
+            most = (*((8.0, worth(words)) for words in kept), _LEAST)
         return RegisterModel((*kept, _LEAST), most, tuple(parts))
 
-    def mapped(self, low: Callable[[Any], Any], high: Callable[[Any], Any]) -> RegisterModel:
+    def mapped(
+        self, low: Callable[[Number], Number], high: Callable[[Number], Number]
+    ) -> RegisterModel:
         """Apply ``low`` to each number's least value and ``high`` to its greatest."""
 
-        def each(function: Callable[[Any], Any], addend: Any) -> Any:
+        def each(function: Callable[[Number], Number], addend: Addend) -> Addend:
             return tuple(map(function, addend)) if isinstance(addend, tuple) else function(addend)
 
         parts = tuple(
@@ -196,12 +200,12 @@ class RegisterModel:
         least, most = (tuple(each(low, addend) for addend in x) for x in (self.least, self.most))
         return RegisterModel(least, most, parts)
 
-    def registers(self) -> Any:
+    def registers(self) -> Number:
         """Return the estimate, or a lower bound of it where addends are only bounded."""
-        total: Any = 0.0
+        total: Number = 0.0
         for addends, bends, weights in self.parts:
-            least: Any = 0.0
-            most: Any = 0.0
+            least: Number = 0.0
+            most: Number = 0.0
             for low, high in addends:
                 least, most = least + worth(low), most + worth(high)
             start = 0
@@ -213,7 +217,7 @@ class RegisterModel:
         return np.maximum(np.minimum(total, most), least)
 
 
-def register_limit(program: Program, device: Device) -> Any:
+def register_limit(program: Program, device: Device) -> Number:
     """Return the registers a thread may have, given ``ctas_per_sm`` of the program.
 
     A scheduler has its own part of the registers, and the warps are dealt out to the schedulers.
@@ -224,14 +228,15 @@ def register_limit(program: Program, device: Device) -> Any:
     warps = np.maximum(-(-warps // schedulers), 1)  # of the scheduler that has most
     shared = device.registers_per_sm // schedulers // (warps * threads_per_warp)
     unit = device.register_allocation_unit
-    return np.minimum(shared // unit * unit, device.registers_per_thread_max)
+    most: Number = np.minimum(shared // unit * unit, device.registers_per_thread_max)
+    return most
 
 
-def spill_estimate(program: Program, device: Device) -> Any:
+def spill_estimate(program: Program, device: Device) -> Number:
     """Return the registers by which the estimate exceeds the limit; 0 if it does not."""
     return np.maximum(register_estimate(program) - register_limit(program, device), 0)
 
 
-def predicted_spill(program: Program, device: Device) -> Any:
+def predicted_spill(program: Program, device: Device) -> Truth:
     """Say whether the assembler will put registers into local memory: a bool, or an array."""
     return spill_estimate(program, device) > 0

@@ -22,20 +22,19 @@ Source: ``docs/model.md``, section "Time".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Hashable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
-from tinygpu.numbers import Floats, Integers
+from tinygpu.numbers import Floats, Integers, Number
 from tinygpu.term.expression import Apply, Constant, Expression, apply, value
 from tinygpu.term.program import Program, When, walk
 
 __all__ = ["Apart", "TileSteps", "busiest", "share_of_tiles", "steps_of_tiles"]
 
-Numbers = Any
 Steps = Integers
 _MOST_TILES = 1 << 16
 _SAMPLES = 32
@@ -53,12 +52,12 @@ class TileSteps:
 
     tables: tuple[Callable[[], Steps], ...]
     inputs: tuple[Callable[[], Steps], ...]
-    kind: Numbers
-    mean: Numbers
+    kind: Number
+    mean: Number
     snake: bool = False
     skips: bool = False
 
-    def mapped(self, low: Callable[[Any], Any]) -> TileSteps:
+    def mapped(self, low: Callable[[Number], Number]) -> TileSteps:
         """Apply a function to what differs between candidates."""
         return replace(self, kind=low(self.kind), mean=low(self.mean))
 
@@ -79,7 +78,7 @@ class Apart:
     own: TileSteps
     singly: ClassVar[bool] = True
 
-    def __call__(self, *of: Numbers) -> Floats:
+    def __call__(self, *of: Number) -> Floats:
         """Return the factor, at least 1."""
         rows = np.stack(np.broadcast_arrays(*of), axis=-1).astype(np.float64)
         each, which = np.unique(rows.reshape(-1, 4), axis=0, return_inverse=True)
@@ -140,7 +139,7 @@ def busiest(steps: Steps, at_once: int, *, snake: bool = False) -> tuple[int, ..
     return tuple(each[there[:, first], first].tolist())
 
 
-def share_of_tiles(program: Program, sizes: Mapping[str, int], name: str) -> Numbers:
+def share_of_tiles(program: Program, sizes: Mapping[str, int], name: str) -> Number:
     """Return the share of the tiles in which the tile value of this name is above 0."""
     values, above = program.tile_values, ("=above", apply("min", value(name), 1))
     needed = tuple((n, values[n]) for n in _needed(values, name))
@@ -186,7 +185,7 @@ def _needed(values: Mapping[str, Expression], name: str) -> list[str]:
 
 def _kinds(
     program: Program, sizes: Mapping[str, int], values: tuple[tuple[str, Expression], ...],
-    raster: Numbers,
+    raster: Number,
 ) -> tuple[Integers, list[tuple[_Axes, int, Steps]]]:  # fmt: skip
     """Return which kind each candidate is, and of each kind the grid, the raster and the values.
 
@@ -195,7 +194,7 @@ def _kinds(
     """
     read = {n for _, e in values for n in e.names()}
     every = program.parameter_values(sizes).items()
-    known: dict[str, Any] = {n: x for n, x in every if n in read} | {"=raster": raster}
+    known: dict[str, Number] = {n: x for n, x in every if n in read} | {"=raster": raster}
     known |= dict(
         zip((f"={a.var}" for a in program.grid), program.grid_extents(sizes), strict=True)
     )
@@ -206,7 +205,8 @@ def _kinds(
     flat = [np.broadcast_to(x, shape).reshape(-1) for x in varying]
     rows = np.stack(flat, axis=-1) if flat else np.zeros((1, 0), np.int64)
     each, which = np.unique(rows, axis=0, return_inverse=True)
-    found, substituted, made = [], dict[tuple[int, ...], Any](), dict[Any, Steps]()
+    found, made = [], dict[Hashable, Steps]()
+    substituted: dict[tuple[int, ...], tuple[tuple[str, Expression], ...]] = {}
     for row in each:
         here = dict(zip(map(id, varying), row.tolist(), strict=True))
         chosen = tuple(here[id(c)] for c in constants if id(c) in here)
@@ -258,18 +258,18 @@ def _places(extents: tuple[int, ...], raster: int, *, zigzag: bool) -> Steps:
 
 def _each(
     axes: tuple[tuple[str, int], ...], values: tuple[tuple[str, Expression], ...],
-    known: Mapping[str, Any],
+    known: Mapping[str, Number],
 ) -> Steps:  # fmt: skip
     """Return the last of tile values at each place of a grid of these extents."""
     extents = tuple(extent for _, extent in axes)
     places = zip((a for a, _ in axes), np.indices(extents), strict=True)
-    env: dict[str, Any] = {**known, **dict(places)}
+    env: dict[str, Number] = {**known, **dict(places)}
     for one, expression in values:
         env[one] = expression.evaluate(env)
     return np.broadcast_to(np.asarray(env[values[-1][0]], np.int64), extents)
 
 
-def _with(expression: Expression, here: Mapping[int, Any]) -> Expression:
+def _with(expression: Expression, here: Mapping[int, int]) -> Expression:
     """Return an expression with the numbers of one candidate."""
     match expression:
         case Constant(number):
