@@ -25,7 +25,6 @@ from dataclasses import dataclass, field
 from functools import reduce
 from itertools import groupby
 from math import prod
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,7 +48,9 @@ class Kept:
     numbers: dict[tuple[int, ...], int] = field(default_factory=dict)
     legal: dict[tuple[tuple[int, ...], int], Places] = field(default_factory=dict)
     onto: dict[tuple[tuple[int, ...], int, tuple[int, ...]], Places] = field(default_factory=dict)
-    reduced: dict[tuple[Any, ...], tuple[Deferred | float, Deferred]] = field(default_factory=dict)
+    reduced: dict[tuple[object, ...], tuple[Deferred | float, Deferred]] = field(
+        default_factory=dict
+    )
 
 
 class Least:

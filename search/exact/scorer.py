@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, reduce
 from operator import and_
-from typing import Any
 
 import numpy as np
 
@@ -52,8 +51,8 @@ class Scorers:
         self.space = space
         self.tables = Tables(space.sums.lengths)
         self.least = Kept()
-        self.allowed: dict[tuple[int, frozenset[int]], tuple[tuple[int, ...], Any]] = {}
-        self._made: dict[tuple[Any, ...], Scorer | None] = {}
+        self.allowed: dict[tuple[int, frozenset[int]], tuple[tuple[int, ...], Booleans]] = {}
+        self._made: dict[tuple[Value, ...], Scorer | None] = {}
 
     def of(self, structure: Mapping[str, Value]) -> Scorer | None:
         """Return the scorer of a structural choice, None if nothing of it is admissible."""
@@ -148,7 +147,8 @@ class Scorer:
             if key not in self.shared.allowed:
                 drop = tuple(i for i, a in enumerate(table.axes) if a not in chosen)
                 kept = tuple(a for a in table.axes if a in chosen)
-                self.shared.allowed[key] = kept, table.holds.view(np.ndarray).any(axis=drop)
+                free = np.asarray(table.holds.view(np.ndarray).any(axis=drop))
+                self.shared.allowed[key] = kept, free
             kept, allowed = self.shared.allowed[key]
             inside &= allowed[tuple(points[:, a] for a in kept)]
         return inside
@@ -221,7 +221,7 @@ class Scorer:
             result[first : first + _CHUNK] = at(steps, columns, looked_up)
         return result
 
-    def _conjunction(self) -> Any:
+    def _conjunction(self) -> Deferred | bool:
         """Join the batch's tables, to few that are as large as tables get."""
         groups: list[Deferred] = []
         for table in sorted(self.batch.tables, key=lambda t: t.axes):
@@ -233,7 +233,7 @@ class Scorer:
                     break
             else:
                 groups.append(one)
-        return reduce(and_, groups, True)
+        return reduce(and_, groups) if groups else True
 
 
 def _itself(table: Deferred, most: bool) -> Deferred:

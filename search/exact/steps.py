@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import combinations
-from typing import Any
 
 from tinygpu.deadline import Deadline
 from tinygpu.numbers import Floats
@@ -27,7 +26,7 @@ __all__ = ["Climb", "Place"]
 
 Place = tuple[Scorer, Points]
 """A batch's scorer, and the index along each of its numeric decisions."""
-Add = Callable[[Scorer, Points, Floats], Any]
+Add = Callable[[Scorer, Points, Floats], object]
 
 
 class Climb:

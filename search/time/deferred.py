@@ -157,7 +157,7 @@ def dear(function: Callable[..., object]) -> bool:
     return bool(getattr(function, "singly", False))
 
 
-def applied(function: Callable[..., Number], *inputs: Number) -> Number:
+def applied(function: Callable[..., Number], *inputs: object) -> Number:
     """Apply an elementwise function that grows in all arguments; on deferred ones, as one step."""
     tables = next((x.tables for x in inputs if isinstance(x, Deferred)), None)
     return function(*inputs) if tables is None else cast("Number", tables.apply(function, inputs))
