@@ -7,12 +7,13 @@ fields of a term say ``int``, as a term is one schedule's; over a space they hol
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Array", "Booleans", "Floats", "Integers", "Number", "Truth"]
+__all__ = ["Array", "Booleans", "Change", "Floats", "Integers", "Number", "Truth"]
 
 Array: TypeAlias = NDArray[Any]
 """An array whose elements may be of any type."""
@@ -24,3 +25,5 @@ Number: TypeAlias = float | Array
 """A number of one schedule, or those of a space's; an int, where nothing else is said."""
 Truth: TypeAlias = bool | Booleans
 """Whether something holds in one schedule, or in each of a space's."""
+Change: TypeAlias = Callable[[Any], Any]
+"""What is made of a number, or of one of a term."""

@@ -41,7 +41,7 @@ Source: ``docs/model.md``, section "Time".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import TypeGuard
@@ -49,7 +49,7 @@ from typing import TypeGuard
 import numpy as np
 
 from tinygpu.devices.device import Device
-from tinygpu.numbers import Number
+from tinygpu.numbers import Change, Number
 from tinygpu.search.time.breakdown import Breakdown, added, blend, resolved
 from tinygpu.search.time.deferred import applied
 from tinygpu.search.time.fitted import FITTED
@@ -119,7 +119,7 @@ class Features:
         """Whether its agents take steps, which have to be followed."""
         return bool(self.agents[0].steps)
 
-    def mapped(self, low: Callable[[Number], Number], high: Callable[[Number], Number]) -> Features:
+    def mapped(self, low: Change, high: Change) -> Features:
         """Apply ``low`` to every number that costs time, ``high`` to those that save it."""
         return Features(
             tuple(of_agent(agent, low, high) for agent in self.agents),
@@ -136,7 +136,7 @@ def cost(
     device: Device,
     *,
     code: Assembled | None = None,
-    of: Callable[[Number], Number] = lambda number: number,
+    of: Change = lambda number: number,
 ) -> Breakdown:
     """Predict the time of a term, of whose numbers ``of`` makes what to compute with.
 
@@ -225,12 +225,9 @@ class Placed:
         share = np.minimum(busiest, fits)
         waves = select(stays, ceil(tiles / at_once), np.maximum(busiest / fits, 1.0))
         active = np.minimum(tiles, spread) * launch.cluster
-        l2_rate: Number
         l2_rate, dram_rate = _rates(device)
-        of_step, of_tile = (
-            _asked([a.body for a in f.agents]),
-            _asked([a.before for a in f.agents]),
-        )
+        of_step = _asked([a.body for a in f.agents])
+        of_tile = _asked([a.before for a in f.agents])
         asked: Number = tiles * launch.cluster * (f.steps * of_step + of_tile)
         apart: Number = 1.0
         if f.own and "dram" not in launch.without and launch.shared_axes() < {*launch.axes}:
@@ -372,7 +369,7 @@ def _energy(f: Features, place: Placed) -> Number:
     return cycles * (excess / device.clock_hz) + FITTED["dram_power"] * moved
 
 
-def _rates(device: Device) -> tuple[float, float]:
+def _rates(device: Device) -> tuple[Number, float]:
     """Return what L2 gives TMA, in bytes a cycle, and DRAM, in bytes a second.
 
     What comes from DRAM goes through L2, whose own rate for it is ``l2_misses`` of that for hits.

@@ -134,20 +134,15 @@ class Deferred(NDArrayOperatorsMixin):
         """Multiply at once."""
         return self.tables.apply(np.multiply, (self, other))
 
-    def __array_ufunc__(
-        self, ufunc: np.ufunc, method: str, *inputs: object, **options: object
-    ) -> Any:
+    def __array_ufunc__(self, ufunc: Operator, method: str, *inputs: object, **more: object) -> Any:
         """Apply NumPy's elementwise functions."""
-        if method != "__call__" or options:
+        if method != "__call__" or more:
             return NotImplemented
         return self.tables.apply(ufunc, inputs)
 
-    def __array_function__(
-        self, function: Operator, types: object, inputs: tuple[object, ...],
-        options: Mapping[str, object],
-    ) -> Any:  # fmt: skip
+    def __array_function__(self, function: Operator, types: object, inputs: Any, more: Any) -> Any:
         """Apply ``np.where``, which ``select`` uses."""
-        if function is not np.where or options:
+        if function is not np.where or more:
             return NotImplemented
         return self.tables.apply(function, inputs)
 

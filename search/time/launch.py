@@ -29,14 +29,14 @@ Source: ``docs/model.md``, section "Time".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
 import numpy as np
 
 from tinygpu.devices.device import Device
-from tinygpu.numbers import Number
+from tinygpu.numbers import Change, Number
 from tinygpu.search.time.fitted import FITTED
 from tinygpu.search.time.registers import RegisterModel
 from tinygpu.term.groups import FIRST, GROUP
@@ -139,9 +139,7 @@ class GridLaunch:
         known = RegisterModel((code.registers,), (code.registers,), ())
         return replace(self, registers=known, spills=code.spilled_bytes / SPILL_BYTES)
 
-    def mapped(
-        self, low: Callable[[Number], Number], high: Callable[[Number], Number]
-    ) -> GridLaunch:
+    def mapped(self, low: Change, high: Change) -> GridLaunch:
         """Apply ``low`` to what costs time, ``high`` to what saves it."""
         return replace(
             self,

@@ -82,10 +82,8 @@ __all__ = [
     "path", "reach", "span_cycles", "together", "tokens_of", "waits",
 ]  # fmt: skip
 
-Times = Floats
-Places = Integers
+Known = dict[str, Number]
 Time = Number
-
 """An array over points, a float, or what stands for a table of a space."""
 SUBCORES = 4  # spec: of an SM, since Volta
 WHOLE = frozenset(("smem", "l1", "shuffle", "fetch"))
@@ -233,7 +231,7 @@ class Walk:
 
     later: Callable[..., Number] = staticmethod(np.maximum)
 
-    def nodes(self, nodes: Tree, state: CopyState, known: dict[str, Number]) -> None:
+    def nodes(self, nodes: Tree, state: CopyState, known: Known) -> None:
         """Follow statements in order."""
         for node in nodes:
             match node:
@@ -254,7 +252,7 @@ class Walk:
                 case Loop():
                     state.busy(node.trips * span_cycles(node.body))
 
-    def rolled(self, loop: Loop, state: CopyState, known: dict[str, Number]) -> None:
+    def rolled(self, loop: Loop, state: CopyState, known: Known) -> None:
         """Go on at the period of a loop with a branch."""
         one = together(loop)
 
@@ -276,7 +274,7 @@ class Walk:
         state.units.clear()
         state.ready.clear()
 
-    def unrolled(self, loop: Loop, state: CopyState, known: dict[str, Number]) -> None:
+    def unrolled(self, loop: Loop, state: CopyState, known: Known) -> None:
         """Walk an unrolled loop: once through its chain, then at its pace."""
         now, last, landed = state.now, state.last, state.landed
         before = dict(state.units), dict(state.ready)
@@ -291,7 +289,7 @@ class Walk:
                 if end is not old.get(name, 0.0):
                     new[name] = select(some, end + more, old.get(name, 0.0))
 
-    def event(self, event: Event, state: CopyState, known: dict[str, Number], mask: Truth) -> None:
+    def event(self, event: Event, state: CopyState, known: Known, mask: Truth) -> None:
         """Follow one event."""
         match event.kind:
             case "do" | "async":
@@ -323,9 +321,7 @@ class Walk:
             state.ready[event.write] = there
         return start, end, there
 
-    def guarded(
-        self, guard: Guard, state: CopyState, known: dict[str, Number], mask: Truth
-    ) -> None:
+    def guarded(self, guard: Guard, state: CopyState, known: Known, mask: Truth) -> None:
         """Arrive where the index is below the bound, and the mask holds."""
         bound = known[guard.bound] if isinstance(guard.bound, str) else guard.bound
         mask = mask & (guard.index.evaluate(known) < bound)
@@ -375,11 +371,11 @@ class Following(Walk):
 
     def cycles(
         self, tiles: Number, steps: Number, first_tiles: int, first_steps: int, window: int
-    ) -> Times:
+    ) -> Floats:
         """Return the cycles of all tiles: the first ones step by step, then at the period."""
         return self.followed(tiles, [(steps, first_steps)] * first_tiles, window)
 
-    def followed(self, tiles: Number, each: Sequence[tuple[Number, int]], window: int) -> Times:
+    def followed(self, tiles: Number, each: Sequence[tuple[Number, int]], window: int) -> Floats:
         """Return the cycles of all tiles; ``each`` of the first has steps, the first one by one."""
         before = list(accumulate((first for _, first in each), initial=0))
         loops = max(len(agents[0].agent.loops) for agents in self.states)
@@ -387,7 +383,7 @@ class Following(Walk):
         ends: list[Time] = []
         for tile, (steps, first_steps) in enumerate(each):
             states = [copies[tile % len(copies)] for copies in self.states]
-            values: list[dict[str, Number]] = [
+            values: list[Known] = [
                 {s.agent.tile: tile, s.agent.turn: s.turn, s.agent.copy: s.copy,
                  s.agent.steps: first_steps,
                  counted(s.agent.tile, s.agent.steps): before[tile],
@@ -423,7 +419,7 @@ class Following(Walk):
         return np.asarray(ends[-1])
 
     def steps(
-        self, states: Sequence[tuple[CopyState, dict[str, Number]]], number: int, steps: range
+        self, states: Sequence[tuple[CopyState, Known]], number: int, steps: range
     ) -> list[Time]:
         """Follow some steps of one of a tile's loops; return when each ends."""
         if self.clocked:
@@ -441,12 +437,12 @@ class Following(Walk):
         return seen
 
     def in_order(
-        self, states: Sequence[tuple[CopyState, dict[str, Number]]], number: int, steps: range
+        self, states: Sequence[tuple[CopyState, Known]], number: int, steps: range
     ) -> list[Time]:
         """Follow them in the order of the clocks."""
         seen: dict[int, Time] = dict.fromkeys(steps, 0.0)
 
-        def way(state: CopyState, known: dict[str, Number]) -> Iterator[Event | Loop]:
+        def way(state: CopyState, known: Known) -> Iterator[Event | Loop]:
             loop = _loop(state.agent, number)
             if steps.start == 0:
                 yield from self.happening(loop.before, known)
@@ -458,7 +454,7 @@ class Following(Walk):
         self.run([(state, known, way(state, known)) for state, known in states])
         return list(seen.values())
 
-    def happening(self, nodes: Tree, known: dict[str, Number]) -> Iterator[Event | Loop]:
+    def happening(self, nodes: Tree, known: Known) -> Iterator[Event | Loop]:
         """Go through the statements that happen, a loop without signals as one."""
         for node in nodes:
             match node:
@@ -473,9 +469,7 @@ class Following(Walk):
                 case _:
                     yield node
 
-    def run(
-        self, ways: Sequence[tuple[CopyState, dict[str, Number], Iterator[Event | Loop]]]
-    ) -> None:
+    def run(self, ways: Sequence[tuple[CopyState, Known, Iterator[Event | Loop]]]) -> None:
         """Let agents go on, those that load as far as they can, else the one with the least clock.
 
         Who waits for a phase goes on when all have arrived.  Raises ProgramError if nobody can.
@@ -608,7 +602,7 @@ class Following(Walk):
         tiles = {"tensor": self.tensor, "smem": self.smem, "fill": self.fill, "tma": self.tma}
         return {**tiles, **self.units}
 
-    def turn_of(self, gaps: Times) -> tuple[Places, Times]:
+    def turn_of(self, gaps: Floats) -> tuple[Integers, Floats]:
         """Return after how many steps the times between steps come again, and how far they do not.
 
         The critical cycle is a turn of the ring, or from a load to the one that may take its stage.
@@ -623,7 +617,7 @@ class Following(Walk):
             found, least = np.where(better, turn, found), np.where(better, apart, least)
         return found, least
 
-    def event(self, event: Event, state: CopyState, known: dict[str, Number], mask: Truth) -> None:
+    def event(self, event: Event, state: CopyState, known: Known, mask: Truth) -> None:
         """Follow one event; an arrival where the mask (True, or an array) holds."""
         if event.kind == "math":
             self.math(event, state)
@@ -776,11 +770,9 @@ class Recursion:
         self.chunk = 1 if self.singly else _CHUNK
         self._last: tuple[list[Number], tuple[TimedAgent, ...]] = ([], ())
 
-    def __call__(
-        self, share: Number, tiles: Number, steps: Number, stages: Number, *leaves: Number
-    ) -> Number:
+    def __call__(self, *numbers: Number) -> Number:
         """Return the cycles from the first load to the last store: elementwise on arrays."""
-        inputs = [np.asarray(x, np.float64) for x in (share, tiles, steps, stages, *leaves)]
+        inputs = [np.asarray(x, np.float64) for x in numbers]
         shape = np.broadcast_shapes(*(x.shape for x in inputs))
         flat = [np.broadcast_to(x, shape).reshape(-1) if x.ndim else x for x in inputs]
         first, same = _apart([x for x in flat if x.ndim], int(np.prod(shape)))
@@ -802,7 +794,7 @@ class Recursion:
             self._last = here, _filled(self.agents, here)
         return self._last[1]
 
-    def _apart(self, inputs: Sequence[Times], size: int) -> Times:
+    def _apart(self, inputs: Sequence[Floats], size: int) -> Floats:
         """Follow the busiest cluster's tiles, each with its steps; of many: with their mean.
 
         A CTA of one tile, as others follow it on its SM, has their mean too.
@@ -832,7 +824,7 @@ class Recursion:
             result[at] = self._part([some[0], of_all[of], mean[of], some[1], *some[2:]], len(at))
         return result
 
-    def _sequence(self, some: Sequence[Times], taken: tuple[int, ...], size: int) -> Times:
+    def _sequence(self, some: Sequence[Floats], taken: tuple[int, ...], size: int) -> Floats:
         """Follow tiles with different steps, the first of each until they are periodic."""
         share, stages, *leaves = some
         longest = np.asarray(float(max(taken)))
@@ -847,7 +839,7 @@ class Recursion:
             result[at] = run.followed(len(each), each, len(each))
         return result
 
-    def _part(self, inputs: Sequence[Times], size: int) -> Times:
+    def _part(self, inputs: Sequence[Floats], size: int) -> Floats:
         """Follow one tile until its steps are periodic; where there are more, whole turns of it."""
         tiles, most, ring = (np.broadcast_to(x, size) for x in inputs[1:4])
         result, few, turn = self._one_tile(inputs, size)
@@ -863,7 +855,7 @@ class Recursion:
             result[at], _, _ = self._followed(inputs, at, tiles, steps, covering)
         return result
 
-    def _one_tile(self, inputs: Sequence[Times], size: int) -> tuple[Times, Times, Times]:
+    def _one_tile(self, inputs: Sequence[Floats], size: int) -> tuple[Floats, Floats, Floats]:
         """Return a tile's cycles, how many steps were followed until periodic, and their turns."""
         most, ring = (np.broadcast_to(x, size) for x in inputs[2:4])
         stages = _few_stages(ring)
@@ -879,8 +871,8 @@ class Recursion:
         return result, few, turn
 
     def _followed(
-        self, inputs: Sequence[Times], at: Places, tiles: Times, steps: Times, window: Times
-    ) -> tuple[Times, Times, Times]:
+        self, inputs: Sequence[Floats], at: Integers, tiles: Floats, steps: Floats, window: Floats
+    ) -> tuple[Floats, Floats, Floats]:
         """Return the cycles of some points, in groups that follow as many tiles and steps.
 
         Also the turns of their steps, and by how much these are not periodic.  Parts of a tile or
@@ -900,12 +892,12 @@ class Recursion:
         return found[0], found[1], found[2]
 
 
-def _few_stages(ring: Times) -> Times:
+def _few_stages(ring: Floats) -> Floats:
     """Round stages up, so that there are few different ones."""
     return np.asarray(2 ** np.ceil(np.log2(np.maximum(ring, 4))))
 
 
-def _apart(columns: Sequence[Times], count: int) -> tuple[Places, Places]:
+def _apart(columns: Sequence[Floats], count: int) -> tuple[Integers, Integers]:
     """Return where each combination of numbers comes first, and which one each point has."""
     if not columns or count < 2:
         return np.zeros(1, np.int64), np.zeros(count, np.int64)
@@ -915,7 +907,7 @@ def _apart(columns: Sequence[Times], count: int) -> tuple[Places, Places]:
     return first, same
 
 
-def _alike(numbers: Times) -> Number:
+def _alike(numbers: Floats) -> Number:
     """Return one number for points that all have it: what it makes is then made once."""
     first = numbers.item(0)
     return first if numbers.ndim == 0 or (numbers == first).all() else numbers

@@ -164,7 +164,7 @@ def _operands(program: Program, kept: tuple[str, ...]) -> dict[str, tuple[Addend
             continue
         reads = [r.buffer for r in statement.reads if isinstance(r, Access)]
         fresh = [b for b in reads if b.name not in kept]
-        products = _count(statement.values) * _unrolled(around)
+        products = prod(statement.values) * _unrolled(around)
         for buffer in fresh if len(fresh) > 1 else ():
             steps[buffer.name] = buffer.bytes / 4
             body[buffer.name] = buffer.bytes / 4 * _unrolled(around)
@@ -213,13 +213,6 @@ def _joined(program: Program) -> dict[str, Number]:
 
 def _is_one(stride: object) -> bool:
     return isinstance(stride, int) and stride == 1
-
-
-def _count(values: tuple[Number, ...]) -> Number:
-    total: Number = 1
-    for extent in values:
-        total = total * extent
-    return total
 
 
 def _unrolled(around: tuple[Block, ...]) -> Number:
@@ -289,7 +282,7 @@ def _swizzled(program: Program) -> Iterator[tuple[str, Addend]]:
     for (_, written), (do, buffer, around) in found.items():
         here = is_true(buffer.swizzle[0] > 0)
         if np.any(here):
-            vectors = _count(do.values) / do.vector
+            vectors = prod(do.values) / do.vector
             factors = (vectors, _unrolled(around), select(here, 1.0, 0.0))
             yield "swizzled_writes" if written else "swizzled_reads", factors
 

@@ -40,13 +40,13 @@ Source: fitted to ptxas 13.0 on sm_90a; ``python -m benchmarks.registers`` and i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from tinygpu.devices.device import Device
-from tinygpu.numbers import Number, Truth
+from tinygpu.numbers import Change, Number, Truth
 from tinygpu.search.time.register_quantities import (
     BENDS,
     ENDLESS,
@@ -185,12 +185,10 @@ class RegisterModel:
             most = (*((8.0, worth(words)) for words in kept), _LEAST)
         return RegisterModel((*kept, _LEAST), most, tuple(parts))
 
-    def mapped(
-        self, low: Callable[[Number], Number], high: Callable[[Number], Number]
-    ) -> RegisterModel:
+    def mapped(self, low: Change, high: Change) -> RegisterModel:
         """Apply ``low`` to each number's least value and ``high`` to its greatest."""
 
-        def each(function: Callable[[Number], Number], addend: Addend) -> Addend:
+        def each(function: Change, addend: Addend) -> Addend:
             return tuple(map(function, addend)) if isinstance(addend, tuple) else function(addend)
 
         parts = tuple(

@@ -385,13 +385,7 @@ class _Tiles(Following):
         return tuple(sorted(self.events, key=lambda e: (self.order[e.row], e.start_cycles)))
 
     def note(
-        self,
-        row: str,
-        what: str,
-        where: str,
-        start: Number,
-        end: Number,
-        ready: Number | None = None,
+        self, row: str, what: str, where: str, start: Time, end: Time, ready: Time | None = None
     ) -> None:
         """Record what lasts."""
         begin, until = _number(start), _number(end)
@@ -404,8 +398,8 @@ class _Tiles(Following):
         state: CopyState,
         what: str,
         where: str,
-        start: tuple[Number, Number],
-        end: tuple[Number, Number],
+        start: tuple[Time, Time],
+        end: tuple[Time, Time],
     ) -> None:
         """Record what each copy does, between the clocks of the first and of the last."""
         rows = self.lanes[id(state)].rows

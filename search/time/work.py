@@ -2,7 +2,7 @@
 
 ``agents(program, device, sizes)`` walks the term once and returns a tree of the same shape for
 each role: an ``Event`` for a statement, a ``Loop`` for a loop.  An event keeps units busy for some
-cycles, and its result can be used a latency later.  Number may be arrays over the decisions of a
+cycles, and its result can be used a latency later.  Numbers may be arrays over the decisions of a
 space; each depends on few of them.  There are two ways to do a statement:
 
 - *threads* each do it on values of their own.  The cycles are those of one warp.  Units: ``issue``
@@ -43,14 +43,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias, TypeVar, assert_never
+from typing import Literal, TypeVar, assert_never
 
 import numpy as np
 
 from tinygpu.devices.device import Device, adds_vectors
 from tinygpu.errors import ProgramError
 from tinygpu.isa.ordering import Group
-from tinygpu.numbers import Number, Truth
+from tinygpu.numbers import Change, Number, Truth
 from tinygpu.search.time.fitted import FITTED
 from tinygpu.search.time.launch import latency_of, never, takes_tiles
 from tinygpu.search.time.pattern import lines, wavefronts
@@ -111,8 +111,6 @@ Kind = Literal[
 Form = Literal["rolled", "unrolled", "serial", "signals"]
 """A branch; once through its chain and on at its pace; in order; in order, with barriers in it."""
 _S = TypeVar("_S", bound=Statement)
-Change: TypeAlias = Callable[[Any], Any]
-"""What is made of a number of a term or of its time."""
 WARP = 32
 RETURNED_BYTES_PER_CYCLE = 256  # fitted: from shared memory to registers of an SM (fit_runs.json)
 _NOWHERE = Affine()
@@ -335,7 +333,7 @@ def _copies(agent: TimedAgent) -> tuple[TimedAgent, ...]:
     )
 
 
-def _unless_int(number: Number, low: Callable[[Number], Number]) -> Number:
+def _unless_int(number: Number, low: Change) -> Number:
     return number if isinstance(number, int) else low(number)
 
 
@@ -379,11 +377,7 @@ def mapped(tree: Tree, low: Change, high: Change | None = None) -> Tree:
     return tuple(map(each, tree))
 
 
-def of_agent(
-    agent: TimedAgent,
-    low: Change,
-    high: Change | None = None,
-) -> TimedAgent:
+def of_agent(agent: TimedAgent, low: Change, high: Change | None = None) -> TimedAgent:
     """Apply functions to every number of an agent, always in the same order."""
     placed = replace(agent, together=low(agent.together), step=low(agent.step))
     return placed.with_trees(lambda tree: mapped(tree, low, high))

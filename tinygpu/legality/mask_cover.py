@@ -281,9 +281,7 @@ class _Numbers:
             inside += [at >= 0, at < self.named(axis)]
         return inside
 
-    def ask(
-        self, sentence: str, claims: Sequence[BoolRef], shown: Mapping[str, ArithRef]
-    ) -> Cover | None:
+    def ask(self, sentence: str, claims: list[BoolRef], shown: dict[str, ArithRef]) -> Cover | None:
         """Return a counterexample, at small sizes if there is one there; None if there is none."""
         solver, model = self.solver, None
         for most in (None, *_SHOWN):

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import TypeVar
 
 from tinygpu.legality.reach import exactly_once
 from tinygpu.term.access_map import Operand
@@ -28,7 +27,6 @@ __all__ = ["Placed", "by_dimension", "counted_loops", "of_tiles"]
 Placed = tuple[Statement, tuple[Block, ...]]
 """A statement and the blocks around it."""
 Steps = tuple[int, ...]
-T = TypeVar("T")
 _LANES = (4, 8)  # quad, octet
 
 
@@ -50,7 +48,7 @@ def of_tiles(body: Sequence[Placed], rings: Collection[str]) -> list[Placed]:
         if not isinstance(s, Do) or s.instruction.unit != "tensor" or len(s.reads) != 3:
             found.append((s, blocks))
             continue
-        factors: list[tuple[Operand, tuple[int, ...]]] = []
+        factors: list[tuple[Operand, Steps]] = []
         for read in s.reads[:2]:
             name = read.buffer.name if isinstance(read, Access) else ""
             if name in loads and writers.count(name) == 1 and loads[name][0] < place:
@@ -131,11 +129,11 @@ def _by_rows(load: Do) -> Do:
     assert isinstance(source, Access)
     rows = [step != 0 for step in source.thread[1]]
 
-    def one(steps: Sequence[T], none: T) -> tuple[T, ...]:
-        return tuple(step if row else none for row, step in zip(rows, steps, strict=True))
+    def one(steps: Steps) -> Steps:
+        return tuple(step if row else 0 for row, step in zip(rows, steps, strict=True))
 
-    value, thread = (tuple(one(s, 0) for s in each) for each in (source.value, source.thread))
-    origin = one(source.origin, Affine()) if source.origin else ()
+    value, thread = (tuple(map(one, each)) for each in (source.value, source.thread))
+    origin = tuple(o if row else Affine() for row, o in zip(rows, source.origin, strict=False))
     return replace(load, reads=(replace(source, value=value, thread=thread, origin=origin),))
 
 
@@ -149,11 +147,9 @@ def _counted(do: Do, factors: Sequence[tuple[Operand, Steps]]) -> Do | None:
     halves = [[mode for mode in fragment.value_modes if mode[1]] for fragment in fragments]
     if of_columns != ((4, 0, 2), (8, 1, 0), (2, 0, 1)) or octets != [(8, 1, 0)] * 3:
         return None
-    if halves != [halves[2], [], halves[2]]:
+    if halves != [halves[2], [], halves[2]] or of_left not in ((), threads) or len(do.values) != 5:
         return None
-    if not threads or of_left not in ((), threads) or len(do.values) != 5:
-        return None
-    if not (isinstance(left, Access) and isinstance(right, Access)):
+    if not (threads and isinstance(left, Access) and isinstance(right, Access)):
         return None
     still = (0,) * len(right.buffer.shape)
     pair, _, deep, columns, _ = right.value
