@@ -22,7 +22,7 @@ from collections.abc import Mapping
 
 from tinygpu.isa.memory import GMEM, L1, L2, REGISTERS, SMEM
 from tinygpu.machines.attention import FlashAttention, RowStatistics
-from tinygpu.term.builder import Array, Kernel, LoopIndex, Number, Tile
+from tinygpu.term.builder import Array, Kernel, LoopIndex, Tile
 from tinygpu.term.machine import Choice, Chosen, Requirement, Value, instructions
 from tinygpu.term.operation import Operation
 from tinygpu.term.program import select
@@ -177,9 +177,7 @@ class AmpereAttention(FlashAttention):
 class CopiedTiles:
     """Tiles of an input in shared memory, and how threads copy them."""
 
-    def __init__(
-        self, k: Kernel, array: Array, wide: str, stages: Number, **extents: Number
-    ) -> None:
+    def __init__(self, k: Kernel, array: Array, wide: str, stages: int, **extents: int) -> None:
         self.k, self.array = k, array
         self.tile = k.smem(
             f"smem_{array.name}", array.dtype, stages=stages, swizzle="line", **extents

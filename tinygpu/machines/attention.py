@@ -29,7 +29,7 @@ from typing import ClassVar
 
 from tinygpu.errors import OperationError
 from tinygpu.isa.memory import GMEM, L2, REGISTERS, SMEM
-from tinygpu.term.builder import Array, Held, Kernel, LoopIndex, Number, Piece, Tile
+from tinygpu.term.builder import Array, Held, Kernel, LoopIndex, Piece, Tile
 from tinygpu.term.expression import Constant, apply, value
 from tinygpu.term.machine import Choice, Chosen, Machine, Requirement, Value, instructions
 from tinygpu.term.operation import Operation, attention, window_of
@@ -160,7 +160,7 @@ class FlashAttention(Machine):
         begin = (first + 1).ceildiv(self.stride) - 1
         return k.tiles(begin=begin, trips=apply("max", blocks - value("begin"), 0))
 
-    def steps(self, k: Kernel, tile: Tile, first: Number | None = None) -> Iterator[LoopIndex]:
+    def steps(self, k: Kernel, tile: Tile, first: int | None = None) -> Iterator[LoopIndex]:
         """Trace a block of keys of a tile; with ``first`` so many are written out, and no more."""
         left, right = window_of(k.op)
         start = tile.begin if left is not None else None

@@ -232,7 +232,7 @@ class Hopper(Machine):
         loaders = select(self.consumers > 1, 4, 1)
         with k.role("producer", warps=loaders, registers=select(many, select(few, 32, 40), 0)):
             with k.elect():
-                for tile in k.tiles(start="", **values):
+                for tile in k.tiles(start="", step=1, **values):
                     for step in k.loop("kt", trips=tile.trips if grouped else None):
                         k.wait(empty[step - self.stages])
                         k.arrive(full[step], expect=expected)

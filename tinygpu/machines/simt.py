@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from tinygpu.isa.memory import GMEM, L1, L2, REGISTERS, SMEM
-from tinygpu.term.builder import Array, Held, Kernel, LoopIndex, Number, Piece
+from tinygpu.term.builder import Array, Held, Kernel, LoopIndex, Piece
 from tinygpu.term.machine import Choice, Chosen, Machine, Requirement, Value, instructions
 from tinygpu.term.operation import Operation
 from tinygpu.term.program import select
@@ -197,7 +197,7 @@ class Simt(Machine):
             else:
                 k.add(sums, acc.expression, wide)
 
-        def fragments(step: LoopIndex, start: Number = 0, stop: Number | None = None) -> None:
+        def fragments(step: LoopIndex, start: int = 0, stop: int | None = None) -> None:
             """Read one fragment of a and of b after another, and add its products."""
             for _ in k.unrolled("kk", self.tile_k // self.k_step, start=start, stop=stop):
                 multiply({x.name: self.fragment(k, tiles.get(x.name, x)[step][at]) for x in (a, b)})
@@ -268,7 +268,7 @@ class Simt(Machine):
                 def multiplied(step: LoopIndex, number: LoopIndex) -> None:
                     multiply({x: held[step, number] for x, held in ring.items()})
 
-                def walked(step: LoopIndex, start: Number, stop: Number) -> None:
+                def walked(step: LoopIndex, start: int, stop: int) -> None:
                     for number in k.unrolled("kk", count, start=start, stop=stop):
                         read(step, number + 1)
                         multiplied(step, number)
@@ -348,7 +348,7 @@ class Simt(Machine):
         at = f"m = (bm tm), n = (bn tn), k = (bz kt tk), {dealt}"
         return TileCopy(k, x, tile, at, vector, 1 if along != by_k else vector)
 
-    def swizzle(self) -> tuple[Number, Number, Number]:
+    def swizzle(self) -> tuple[int, int, int]:
         """XOR the chunk of 4 elements (16 B of fp32) with the row, ``swizzle_a`` bits of it."""
         log_k = sum((self.tile_k >> i) > 1 for i in range(8))
         return (self.swizzle_a, 2, select(log_k - 2 < self.swizzle_a, self.swizzle_a, log_k - 2))
@@ -362,8 +362,8 @@ class TileCopy:
     x: Array
     tile: Array
     at: str
-    vector: Number
-    stored: Number
+    vector: int
+    stored: int
     held: Held | None = None
 
     def load(self, step: LoopIndex) -> None:

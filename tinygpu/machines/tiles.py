@@ -15,7 +15,7 @@ Source: PTX ISA 9, "Tensors" and "Shared Memory Matrix Layout".
 from __future__ import annotations
 
 from tinygpu.isa.memory import DTYPES
-from tinygpu.term.builder import Array, Kernel, Number
+from tinygpu.term.builder import Array, Kernel
 from tinygpu.term.machine import Chosen, Requirement
 from tinygpu.term.operation import Operand
 
@@ -24,7 +24,7 @@ __all__ = ["ROW_BYTES", "ring", "tile_requirements"]
 ROW_BYTES = 128  # a slab's row: the span of the widest swizzle
 
 
-def ring(k: Kernel, operand: Array, stages: Number, **extents: Number) -> Array:
+def ring(k: Kernel, operand: Array, stages: int, **extents: int) -> Array:
     """Return a ring of an input's tiles; ``extents``: of its rows (or columns), and of k."""
     if operand.axes[-1] != "k":
         extents = dict(reversed(extents.items()))
