@@ -99,7 +99,8 @@ Columns = NDArray[np.intp] | list[int]
 Site = tuple[*tuple[int, ...], tuple[tuple[str, int], ...]]
 """Where a statement stands in its body, and the constant loops' values there."""
 _Bodies = dict["Part", list[tuple[tuple[int, ...], Statement]]]
-_Turn = tuple[Mapping[str, int], tuple[tuple[int, int, int], ...], tuple[tuple[str, int], ...]]
+_Guards = tuple[tuple[int, int, int], ...]
+_Turn = tuple[Mapping[str, int], _Guards, tuple[tuple[str, int], ...]]
 Image = tuple[int, NDArray[np.intp]] | None
 """Of whose clock one may be the image, and from which column each lag is; None: of none."""
 
@@ -235,7 +236,7 @@ class Action:
     part: Part
     site: Site
     statement: Statement
-    guards: tuple[tuple[int, int, int], ...]
+    guards: _Guards
     fresh: tuple[int, int, int] | None = None
     entry: Entry | None = None
     references: list[Reference] = field(default_factory=list)
@@ -943,7 +944,7 @@ class _Place:
     part: Part
     site: Site
     statement: Statement
-    guards: tuple[tuple[int, int, int], ...]
+    guards: _Guards
     values: Mapping[str, int]
     names: list[str]
     known: dict[tuple[int, ...], Any] = field(default_factory=dict)
@@ -991,7 +992,7 @@ class _Scope:
 
     def _unrolled(
         self, s: Statement, part: Part, path: tuple[int, ...], env: Mapping[str, int],
-        guards: tuple[tuple[int, int, int], ...] = (), values: tuple[tuple[str, int], ...] = (), *,
+        guards: _Guards = (), values: tuple[tuple[str, int], ...] = (), *,
         elected: bool = False,
     ) -> Iterator[_Place]:  # fmt: skip
         """Yield where a statement stands; ``elected``: one thread alone comes to it."""

@@ -129,10 +129,7 @@ def _held_at_once(case: Case, sums: dict[str, dict[str, Buffer]]) -> Iterator[tu
 
 def held_registers(buffers: Iterable[Buffer]) -> Number:
     """Return how many 32-bit registers of a thread hold its share of the buffers."""
-    need: Number = 0
-    for buffer in buffers:
-        need = need + (buffer.bytes + 3) // 4
-    return need
+    return sum((buffer.bytes + 3) // 4 for buffer in buffers)
 
 
 def threads(case: Case) -> Iterator[Clause]:

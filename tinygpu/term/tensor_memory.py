@@ -102,11 +102,7 @@ def columns_of(buffer: Buffer) -> Number:
 
 def used_columns(program: Program) -> Number:
     """Return the columns that a program's buffers have in all."""
-    total: Number = 0
-    for buffer in program.buffers:
-        if buffer.level == "tmem":
-            total = total + columns_of(buffer) * buffer.stages
-    return total
+    return sum(columns_of(b) * b.stages for b in program.buffers if b.level == "tmem")
 
 
 def allocated_columns(program: Program) -> Number:
