@@ -198,7 +198,7 @@ def inside(context: Context, place: Place) -> Iterator[Clause]:
                 last = far + reach - 1
                 yield Clause(last <= LARGEST_SIZE, text, (access, dimension, last, LARGEST_SIZE))
                 continue
-            left: Truth = False
+            left: Truth = not isinstance(guard, str) and guard  # of a space an array
             for leave in place.exits:
                 left = left | _left(context, place, access, dimension, leave)
             if step is None or access.buffer.level == "smem":  # a load may bring a part of a tile
