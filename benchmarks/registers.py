@@ -40,6 +40,7 @@ from tinygpu.codegen.run.assemble import Cubin, assemble, cache_folder, find_ptx
 from tinygpu.codegen.run.provenance import provenance
 from tinygpu.devices.device import Device, load_device
 from tinygpu.machines.simt import Simt
+from tinygpu.numbers import Number
 from tinygpu.search.time.register_quantities import (
     BENDS,
     KINDS,
@@ -111,9 +112,9 @@ def program_of(case: Case) -> Program:
     return schedule.program(Simt(), problem.operation)
 
 
-def quantities(program: Program) -> dict[str, float]:
+def quantities(program: Program) -> dict[str, Number]:
     """Return what the estimate is affine in, cut at its bends."""
-    found: dict[str, float] = {}
+    found: dict[str, Number] = {}
     for name, addends in amounts(program).items():
         amount, low = sum(map(worth, addends), 0.0), 0
         for high in BENDS.get(name, ()):

@@ -199,8 +199,9 @@ def test_rounding_stays_below_the_scale(mask: str, kind: str) -> None:
     q, k, v = (narrow[name].reshape(96, -1) for name in "qkv")
     shown = np.ones((96, 96), bool)
     if operation.mask:
-        at = {"m": 96, "n": 96, "index(m)": np.arange(96)[:, None], "index(n)": np.arange(96)}
-        shown = operation.mask.evaluate(at)
+        at = np.arange(96)
+        places = {"index(m)": at[:, None], "index(n)": at}
+        shown = np.asarray(operation.mask.evaluate({"m": 96, "n": 96, **places}))
     c = np.float32(0.125 * math.log2(math.e))
     s = np.where(shown, q @ k.T, np.float32(-np.inf))
     p = np.exp2((s - s.max(1, keepdims=True)) * c)

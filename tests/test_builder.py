@@ -32,6 +32,7 @@ from tinygpu.machines.hopper import STARTS
 from tinygpu.meaning.identity import computes
 from tinygpu.meaning.interpret import check
 from tinygpu.term.builder import Kernel, trace
+from tinygpu.term.machine import Chosen
 from tinygpu.term.operation import elementwise, matmul, rmsnorm, softmax
 from tinygpu.term.program import (
     Access,
@@ -596,7 +597,7 @@ def test_a_machine_that_says_nothing() -> None:
         instructions = ()
 
     with pytest.raises(MachineError, match=r"machine silent: says nothing; write forward"):
-        Silent().program(elementwise("x"), None)
+        Silent().program(elementwise("x"), Chosen({}))
 
 
 def test_a_grid_that_no_pattern_uses() -> None:
@@ -611,7 +612,7 @@ def test_a_grid_that_no_pattern_uses() -> None:
 def test_decisions_are_values_while_a_term_is_traced_and_choices_else() -> None:
     machine = Elementwise()
     built("elementwise")
-    assert machine.threads is Elementwise.threads
+    assert getattr(machine, "threads") is Elementwise.threads  # noqa: B009 - its type is int
 
 
 def test_a_branch_on_a_loops_variable_is_refused() -> None:

@@ -331,7 +331,7 @@ def test_a_second_role_that_reads_a_pattern_has_its_own_threads() -> None:
         at = "i = (block v)"
         for name, warps in (("one", 1), ("two", 2)):
             with k.role(name, warps=warps):
-                k.threads(**{f"{name}_thread": 32 * warps})
+                k.threads(turned=False, **{f"{name}_thread": 32 * warps})
                 held = {x.name: k.load(x[at]) for x in k.inputs}
                 k.store(k.output[at], k.compute(k.op.epilogue, held))
 

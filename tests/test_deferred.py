@@ -91,7 +91,8 @@ def test_deferred_arithmetic_and_its_bounds(most: int, data: st.DataObject) -> N
 
 def test_equal_arithmetic_is_done_once() -> None:
     tables = Tables((3, 4))
-    x, y = tables.of(np.arange(3.0)[:, None]), tables.of(np.arange(4.0)[None, :])
+    x: Any = tables.of(np.arange(3.0)[:, None])
+    y: Any = tables.of(np.arange(4.0)[None, :])
     assert x * y + 1.0 is x * y + 1.0
     assert x * y is not y * x
     assert len(steps_of(x * y + 1.0)) == 1
@@ -101,10 +102,11 @@ def test_a_table_has_no_decision_on_which_nothing_depends() -> None:
     """What is small can be computed with as a table, and more laws are over its decisions alone."""
     tables = Tables((3, 4, 2))
     number = np.broadcast_to(np.arange(4.0)[:, None], (3, 4, 2))
-    assert tables.of(number).axes == (1,)
+    of: Any = tables.of  # tables stand for arrays
+    assert of(number).axes == (1,)
     assert tables.of(number) is tables.of(number)
     assert tables.of(np.full((3, 1, 2), 7)) == 7
-    assert tables.of(np.array([[[np.nan]], [[np.nan]], [[np.nan]]])).axes == (0,)
+    assert of(np.array([[[np.nan]], [[np.nan]], [[np.nan]]])).axes == (0,)
 
 
 def test_a_term_made_again_has_the_same_arrays() -> None:

@@ -83,7 +83,7 @@ def test_another_argument_may_win(x: float, off: float, u: float, operator: str)
     relu = apply(operator, value("x"), 0.0)
     exact, scale = relu.rounded({"x": x}, {"x": abs(off)})
     moved = relu.evaluate({"x": x + u * off})
-    assert abs(moved - exact) <= u * scale + 1e-15
+    assert np.abs(moved - exact) <= u * scale + 1e-15
 
 
 def test_the_bound_sees_cancellation() -> None:

@@ -75,7 +75,7 @@ def test_only_points_that_are_asked_for_are_followed(monkeypatch: pytest.MonkeyP
     followed: list[int] = []
     call = Recursion.__call__
 
-    def counted(self: Recursion, *numbers: object) -> object:
+    def counted(self: Recursion, *numbers: Any) -> object:
         found = call(self, *numbers)
         followed.append(int(np.size(found)))
         return found

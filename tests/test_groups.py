@@ -119,7 +119,8 @@ def test_bounds_hold_and_arrays_are_each_of_them(drawn: tuple[int, tuple[int, ..
     limits |= {"bs": (0, count - 1), "ends": (0, rows)}
     known: dict[str, Any] = {**sizes, "ends": ends, "bs": np.arange(count)}
     blocks: dict[str, Any] = {**sizes, "ends": ends, "bs": count // 2}
-    varied = slot_values(OF, "bs", np.array([block, block + 3]))
+    several: Any = np.array([block, block + 3])  # as over a space
+    varied = slot_values(OF, "bs", several)
     for name, expression in slot_values(OF, "bs", block).items():
         known[name] = expression.evaluate(known)
         limits[name] = bounds(expression, limits)
@@ -463,7 +464,8 @@ def test_files_have_groups() -> None:
 @settings(max_examples=100, deadline=None)
 def test_drawn_ends_are_ends(rows: int, count: int, seed: int) -> None:
     sizes = {"g": count, "m": rows}
-    OF.require(drawn_ends(OF, sizes, np.random.default_rng(seed).standard_normal(count)), sizes)
+    normal = np.random.default_rng(seed).standard_normal(count)
+    OF.require(drawn_ends(OF, sizes, normal).tolist(), sizes)
     for how in ("even", "zipf"):
         OF.require(ends_of(how, OF, sizes), sizes)
 

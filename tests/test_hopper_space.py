@@ -244,7 +244,7 @@ def test_every_element_of_c_is_stored_once(drawn: tuple[dict[str, Any], Program]
     assert list(case.context.grid.values()) == [1, 1]
     (place,) = [p for p in case.places if p.do.write.buffer.name == "c"]
     free = {n for origin in place.do.write.origin for n, c in origin.terms if c}
-    ranges = {n: range(place.ranges[n].first, place.ranges[n].last + 1) for n in free}
+    ranges = {n: range(int(place.ranges[n].first), int(place.ranges[n].last) + 1) for n in free}
     seen = np.zeros((rows, columns), int)
     for each in product(*ranges.values()):
         env = Variables(zip(ranges, each, strict=True))

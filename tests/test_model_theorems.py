@@ -18,6 +18,7 @@ from tests.sample import draws
 from tinygpu.devices.device import load_device
 from tinygpu.legality.reach import exactly_once
 from tinygpu.machines.simt import LADDER, Simt
+from tinygpu.numbers import Number
 from tinygpu.search.time.cost import Features, features, predict
 from tinygpu.search.time.fitted import FITTED
 from tinygpu.search.time.recursion import alone, path
@@ -91,14 +92,15 @@ def event_graph(body: Tree, warps: int) -> tuple[Edge, ...]:
     for i, node in enumerate(body):
         assert isinstance(node, Event)
         start, end = f"start {i}", f"end {i}"
-        cycles = node.cycles
+        cycles = {unit: float(n) for unit, n in node.cycles.items()}
+        latency = float(node.latency)
         if node.kind == "commit":
             continue
         if node.kind == "group":
-            fence, pending = end, node.pending
+            fence, pending = end, int(node.pending)
             edges.append(Edge("begin", end, 0, 0))
         elif node.kind == "sync":
-            edges += [Edge(earlier, end, node.latency, 0) for earlier in (fence, *ends)]
+            edges += [Edge(earlier, end, latency, 0) for earlier in (fence, *ends)]
             fence = end
         else:
             edges.append(Edge(fence, start, 0, 0))
@@ -106,13 +108,13 @@ def event_graph(body: Tree, warps: int) -> tuple[Edge, ...]:
                       for name in node.reads if name in ready_of]  # fmt: skip
             edges += [Edge(unit_of[u], start, 0, 0)
                       for u in cycles if u in unit_of and u not in ("issue", "int")]  # fmt: skip
-            busy = max(alone(cycles), longest(cycles, warps))
+            busy = max(float(alone(cycles)), longest(cycles, warps))
             edges.append(Edge(start, end, busy, 0))
             unit_of |= dict.fromkeys(cycles, end)
             if node.kind == "async":
-                edges.append(Edge(end, "end 0", node.latency, pending + 1))
+                edges.append(Edge(end, "end 0", latency, pending + 1))
             else:
-                ready_of[node.write] = (end if node.unit == "lsu" else start, node.latency)
+                ready_of[node.write] = (end if node.unit == "lsu" else start, latency)
         ends.append(end)
     return (*edges, *(Edge(end, "begin", 0, 1) for end in ends))
 
@@ -178,7 +180,8 @@ def test_the_predicted_period_is_the_ratio(body: Tree, warps: int) -> None:
     """cost's period is the largest ratio; the turn lengthens the path, and no ring."""
     apart = not any(isinstance(p, Event) and p.kind == "sync" for p in body)
     walking = 1 if apart else warps  # without a barrier each warp walks its own chain
-    busy = longest(total_work(body), warps) if apart else 0.0
+    work = {unit: float(n) for unit, n in total_work(body).items()}
+    busy = longest(work, warps) if apart else 0.0
     turn = FITTED["turn"]
     ratio, predicted = cycle_ratio(event_graph(body, walking)), slope(body, warps)
     wait = next((p for p in body if isinstance(p, Event) and p.kind == "group"), None)
@@ -236,10 +239,10 @@ def eased(found: Features, choose: Callable[[int], float]) -> Features:
     """The features with their i-th number made at most (what saves time: at least) itself."""
     met = iter(range(1 << 30))
 
-    def less(number: float) -> float:
+    def less(number: Number) -> Number:
         return number * (1 - choose(next(met)))
 
-    def more(number: float) -> float:
+    def more(number: Number) -> Number:
         return number * (1 + choose(next(met))) + choose(next(met))
 
     return found.mapped(less, more)
@@ -311,4 +314,4 @@ def test_modes_cover_once_exactly_if_they_are_a_mixed_radix(
         touched = [x + i * step for x in touched for i in range(extent)]
     holds, count = exactly_once(modes)
     assert count == len(touched)
-    assert bool(holds) == (sorted(touched) == list(range(count)))
+    assert bool(holds) == (sorted(touched) == list(range(int(count))))

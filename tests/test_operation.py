@@ -115,9 +115,9 @@ def test_integers_of_a_condition_are_no_field_elements() -> None:
     far = parse("where(index(i) < i, x, 0)").evaluate(
         {"index(i)": np.array([0, P - 1, P]), "i": P, "x": 7.0}, FIELD
     )
-    assert far.tolist() == [7.0, 7.0, 0.0]
+    assert np.asarray(far).tolist() == [7.0, 7.0, 0.0]
     slope = parse("x * index(i)").evaluate({"index(i)": np.array([2, P + 1]), "x": 7.0}, FIELD)
-    assert slope.tolist() == [14.0, 7.0]
+    assert np.asarray(slope).tolist() == [14.0, 7.0]
 
 
 @pytest.mark.parametrize(
@@ -147,8 +147,8 @@ def test_a_choice_passes_errors_on_and_rounds_nothing() -> None:
     chosen = parse("where(index(i) < 2, x, w * w)")
     values = {"index(i)": np.arange(4), "x": np.full(4, 3.0), "w": np.full(4, 5.0)}
     found, error = chosen.rounded(values, {"x": np.array([0.0, 0.5, 7.0, 7.0])})
-    assert found.tolist() == [3, 3, 25, 25]
-    assert error.tolist() == [0, 0.5, 25, 25]
+    assert np.asarray(found).tolist() == [3, 3, 25, 25]
+    assert np.asarray(error).tolist() == [0, 0.5, 25, 25]
 
 
 # Reductions

@@ -97,20 +97,20 @@ def simulated(found: tuple[TimedAgent, ...], tiles: int, steps: int) -> float:
                     while key[1] >= 0 and counts.get(key, 0) < needed[node.barrier]:
                         yield None
                     now = max(now, phases.get(key, 0.0) if key[1] >= 0 else 0.0)
-                    now += node.cycles["serial"]
+                    now += float(node.cycles["serial"])
                     yield now
                 elif node.kind == "arrive":
-                    now += node.cycles["serial"]
-                    arrive(node.barrier, node.index.evaluate(known), now + node.latency)
+                    now += float(node.cycles["serial"])
+                    arrive(node.barrier, node.index.evaluate(known), now + float(node.latency))
                     yield now
                 elif node.kind == "load":
-                    now += node.cycles["serial"]
+                    now += float(node.cycles["serial"])
                     start = max(free["tma"], now)
-                    free["tma"] = start + node.cycles["tma"]
-                    come = max(free["fill"], start) + node.cycles["fill"]
+                    free["tma"] = start + float(node.cycles["tma"])
+                    come = max(free["fill"], start) + float(node.cycles["fill"])
                     free["fill"] = max(come, free["tma"])
                     free["smem"] += float(node.cycles["smem"])
-                    landed = free["fill"] + node.latency
+                    landed = free["fill"] + float(node.latency)
                     arrive(node.barrier, node.index.evaluate(known), landed)
                     yield now
                 elif node.kind == "product":
@@ -118,7 +118,7 @@ def simulated(found: tuple[TimedAgent, ...], tiles: int, steps: int) -> float:
                     start = max(now, free["tensor"])
                     free["smem"] = max(free["smem"], start) + float(node.cycles["smem"])
                     free["tensor"] = max(start + float(node.cycles["tensor"]), free["smem"])
-                    done = free["tensor"] + node.latency
+                    done = free["tensor"] + float(node.latency)
                 elif node.kind == "commit" and node.group == PRODUCTS:
                     groups.append(done)
                 elif node.kind == "group" and node.group == PRODUCTS:
@@ -126,7 +126,7 @@ def simulated(found: tuple[TimedAgent, ...], tiles: int, steps: int) -> float:
                     now = max(now, older[-1] if older else 0.0)
                     yield now
                 elif node.kind in ("work", "store"):
-                    now += node.cycles["serial"]
+                    now += float(node.cycles["serial"])
 
         for turn, tile in enumerate(range(first, tiles, int(agent.step))):
             known = {agent.tile: tile, agent.turn: turn, agent.copy: copy, agent.steps: steps}
@@ -172,7 +172,7 @@ def test_the_recursion_agrees_with_a_simulation() -> None:
         program = term(names[i % len(names)], stages=stages, in_flight=in_flight)
         found = with_latency(agents(program, H200, SQUARE), float(rng.choice([50, 700, 2500])))
         tiles, steps = int(rng.integers(1, 8)), int(rng.integers(1, 41))
-        predicted = Recursion(found)(1, tiles, steps, stages, *numbers(found))
+        predicted = float(Recursion(found)(1, tiles, steps, stages, *numbers(found)))
         errors.append(abs(predicted / simulated(found, tiles, steps) - 1))
     assert max(errors) < 0.15
     assert float(np.mean(errors)) < 0.03
@@ -212,7 +212,7 @@ def test_another_step_is_not_faster(name: str) -> None:
         for latency in (300.0, 540.0, 1031.4, 2575.0):
             late = with_latency(found, latency)
             for tiles in (1, 4):
-                cycles = Recursion(late)(1, tiles, steps, stages, *numbers(late))
+                cycles = np.asarray(Recursion(late)(1, tiles, steps, stages, *numbers(late)))
                 assert np.all(np.diff(cycles) >= -1e-9 * cycles[1:])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import numpy as np
 from hypothesis import example, given
@@ -18,6 +19,7 @@ OPERATIONS = st.tuples(
     st.booleans(),
 )
 TWO_READERS = [("read", [(0, thread)], False) for thread in (0, 1)]
+DO: Any = None  # a use is told apart by its cells
 PARTITIONS = ((0, 1, 2, 3), (0, 0, 0, 0), (0, 1, 1, 1), (0, 0, 1, 1))
 
 
@@ -44,7 +46,7 @@ def test_uses_show_a_race_exactly_where_pairs_of_accesses_are_one(
             if not mine:
                 continue
             cells, threads = np.array(mine).T
-            use = Use(what, party, cells, threads, writes=what != "read")
+            use = Use(DO, party, cells, threads, writes=what != "read")
             if what == "issue":
                 flying.append(use)
             else:
@@ -77,9 +79,9 @@ def test_what_is_forgotten_is_in_no_race_any_more() -> None:
     one, other = Party(0), Party(1)
     cell, thread = np.array([0]), np.array([0])
     for now in range(1, 200):
-        read = Use("read", one, cell.copy(), thread, writes=False, done=[(0, now)])
+        read = Use(DO, one, cell.copy(), thread, writes=False, done=[(0, now)])
         memory.remember(0, read, [now, 0], partial(list, [now - 5, 0]))
     assert len(list(memory.uses())) < 60
-    write = Use("write", other, cell, thread + 1, writes=True, done=[(1, 1)])
+    write = Use(DO, other, cell, thread + 1, writes=True, done=[(1, 1)])
     times = sorted(use.done[0][1] for use, _, _ in memory.conflicts(0, write, [197, 0]))
     assert times == [198, 199]

@@ -93,7 +93,7 @@ def test_many_turns_apart() -> None:
     """As many first turns as a guard tells apart are followed before the period is looked for."""
     found = agent(StepLoop((), "kt", (work(1.0), Guard(STEP, 70, (work(100.0),)))))
     assert taken(found, steps=500) == pytest.approx(500.0 + 7000.0)
-    several = Recursion((found,))(1, 1, [5, 60, 500], 4, *numbers((found,)))
+    several = Recursion((found,))(1, 1, np.array([5, 60, 500]), 4, *numbers((found,)))
     assert several == pytest.approx([505.0, 6060.0, 7500.0])
 
 

@@ -145,7 +145,7 @@ def test_requirements_read_arrays_as_they_read_numbers(data: st.DataObject) -> N
         )
         for name in NUMERIC
     }
-    columns = {name: np.array(values) for name, values in drawn.items()}
+    columns: dict[str, Any] = {name: np.array(values) for name, values in drawn.items()}
     together = Simt().requires(matmul(), Chosen(structural | columns))
     for i in range(count):
         row = structural | {name: values[i] for name, values in drawn.items()}

@@ -328,8 +328,8 @@ def test_wishes_divide_as_the_laws_do() -> None:
     zero, negative = wishes("stages // (stages - 3) == 0 and -7 // stages == -3", Simt(), LARGE)
     arrays = {"stages": np.array([2, 3, 4])}
     with np.errstate(all="ignore"):
-        assert zero.holds(arrays).tolist() == [False, True, False]
+        assert np.asarray(zero.holds(arrays)).tolist() == [False, True, False]
     assert zero.holds({"stages": 3})
     assert not zero.holds({"stages": 4})
     assert negative.holds({"stages": 3})
-    assert negative.holds(arrays).tolist() == [False, True, False]
+    assert np.asarray(negative.holds(arrays)).tolist() == [False, True, False]

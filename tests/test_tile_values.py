@@ -682,7 +682,7 @@ def test_a_run_keeps_the_values_of_its_tiles_where_parameters_are_made_alike() -
 def test_a_space_is_timed_as_each_of_its_schedules() -> None:
     stages, columns = np.array([[2], [4]]), np.array([[64, 128, 256]])
     sizes = {"m": 1000, "n": 1000, "k": 1504}
-    every = cost(blocks(CAUSAL, stages=stages, tile_n=columns), sizes, H200).seconds
+    every = np.asarray(cost(blocks(CAUSAL, stages=stages, tile_n=columns), sizes, H200).seconds)
     for i, j in product(range(2), range(3)):
         program = blocks(CAUSAL, stages=int(stages[i, 0]), tile_n=int(columns[0, j]))
         assert every[i, j] == pytest.approx(cost(program, sizes, H200).seconds)

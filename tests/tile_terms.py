@@ -100,7 +100,7 @@ def write_blocks(
 
     with k.role("producer", warps=4, registers=40):
         with k.elect():
-            for tile in k.tiles(start="", **(values or {})):
+            for tile in k.tiles(start="", step=1, **(values or {})):
                 for step in steps(tile, "trips"):
                     k.wait(empty[step - stages])
                     k.arrive(full[step], expect=left.stage_bytes + right.stage_bytes)

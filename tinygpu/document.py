@@ -18,13 +18,18 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeAlias
 
 from tinygpu.errors import DocumentError, nearest
 
-__all__ = ["document", "fields_of", "parsed", "shown"]
+__all__ = ["Fields", "Json", "document", "fields_of", "parsed", "shown"]
+
+Json: TypeAlias = "Mapping[str, Json] | Sequence[Json] | str | float | None"
+"""A JSON value that is written."""
+Fields: TypeAlias = dict[str, Any]
+"""Fields that were read, each of the kind that is asked of it."""
 
 _LONG = 20  # digits from which on a whole number is read as a float, as RFC 8259 allows
 _KINDS = {dict: "an object {..}", list: "a list [..]", str: "text", int: "a whole number",
@@ -39,7 +44,7 @@ def document(
     optional: Mapping[str, type | None] = MappingProxyType({}),
     *,
     older: tuple[int, ...] = (),
-) -> dict[str, Any]:
+) -> Fields:
     """Return the fields of a document of this format; a kind None takes any JSON value.
 
     Of ``older`` versions are those that mean the same, and lack only optional fields.
@@ -59,11 +64,11 @@ def document(
 
 
 def fields_of(
-    tree: Any,
+    tree: object,
     what: str,
     kinds: Mapping[str, type | None],
     optional: Mapping[str, type | None] = MappingProxyType({}),
-) -> dict[str, Any]:
+) -> Fields:
     """Return the fields of an object, in this order; all but the ``optional`` have to be there."""
     if not isinstance(tree, dict):
         raise DocumentError(f"{what} is {shown(tree)}; give an object with {', '.join(kinds)}")
@@ -101,7 +106,7 @@ def parsed(text: str) -> Any:
     return tree
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     """Return a value as JSON has it, its middle left out if it is long.
 
     >>> shown("x" * 100), shown(None)
@@ -111,7 +116,7 @@ def shown(value: Any) -> str:
     return text if len(text) <= 56 else f"{text[:27]}..{text[-27:]}"
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _object(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
     tree = dict(pairs)
     if len(tree) < len(pairs):
         names = [name for name, _ in pairs]
@@ -124,7 +129,7 @@ def _integer(digits: str) -> int | float:
     return int(digits) if len(digits) < _LONG else float(digits)
 
 
-def _check(tree: Any, where: str) -> None:
+def _check(tree: object, where: str) -> None:
     match tree:
         case float() if not math.isfinite(tree):
             said = shown(where or "file")[1:-1]  # in one line

@@ -10,15 +10,14 @@ Source: A. Land and A. Doig, "An Automatic Method of Solving Discrete Programmin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tinygpu.deadline import NEVER, Deadline
+from tinygpu.numbers import Floats, Number
 from tinygpu.search.exact.scorer import Points, Scorer, Scorers
 from tinygpu.search.exact.steps import Climb, Place
 from tinygpu.space.space import Space
@@ -27,7 +26,7 @@ from tinygpu.term.schedule import Schedule
 
 __all__ = ["Entry", "Key", "Progress", "Search"]
 
-Key = tuple[tuple[Any, ...], bytes]
+Key = tuple[tuple[Value, ...], bytes]
 """What tells schedules apart: structural values, and the numeric decisions' indices."""
 Entry = tuple[Key, float, Schedule]
 Progress = Callable[[int, int], None]
@@ -70,7 +69,7 @@ class Search:
         self.space, self.every = space, every or Scorers(space)
         self.found = _Best(k, spread, below)
         self.scorers: list[Scorer] = []
-        self.loose: dict[Scorer, NDArray[np.float64]] = {}
+        self.loose: dict[Scorer, Floats] = {}
         self.scored = self.climbed = 0
 
     def start(
@@ -92,7 +91,7 @@ class Search:
         with np.errstate(all="ignore"):
             admissible = 0
             promises = {}
-            drawn: dict[Any, tuple[float, Place]] = {}
+            drawn: dict[Hashable, tuple[float, Place]] = {}
             many = not exact or space.count() > _FOLLOWED
             drawing = until if until.open else until.sooner(_DRAWING_SHARE * until.left())
             began = until.clock()
@@ -159,7 +158,7 @@ class Search:
                 climb.by_pairs((scorer, point))
         return climb.followed
 
-    def _seconds(self, scorer: Scorer, points: Points) -> NDArray[np.float64]:
+    def _seconds(self, scorer: Scorer, points: Points) -> Floats:
         """Return the seconds of points that may be among the best, a bound of the others'."""
         seconds = scorer.least(points)
         near = seconds < self.found.limit
@@ -210,7 +209,7 @@ class _Best:
         self.found: dict[Key, tuple[float, Scorer, Points]] = {}
         self.limit = below  # what a schedule has to beat
 
-    def add(self, scorer: Scorer, points: Points, seconds: NDArray[np.float64]) -> float:
+    def add(self, scorer: Scorer, points: Points, seconds: Floats) -> float:
         """Add points; return the least seconds of all."""
         order = np.argsort(seconds, kind="stable")
         order = order[seconds[order] < self.limit]
@@ -229,17 +228,18 @@ class _Best:
         if len(kept) == self.k:
             self.limit = kept[-1][1][0]
 
-    def limits(self, scorer: Scorer, nodes: Points, chosen: frozenset[int]) -> Any:
+    def limits(self, scorer: Scorer, nodes: Points, chosen: frozenset[int]) -> Number:
         """Return what each node has to beat: the limit, or what is known of its combination."""
         axes, structure = _key(scorer, self.spread)
         if not self.spread or not chosen.issuperset(a for a in axes if scorer.lengths[a] > 1):
             return self.limit
         rows, where = np.unique(nodes[:, axes], axis=0, return_inverse=True)
         known = [self.found.get((structure, row.tobytes()), (np.inf,))[0] for row in rows]
-        return np.minimum(np.array(known)[where.reshape(-1)], self.limit)
+        limits: Number = np.minimum(np.array(known)[where.reshape(-1)], self.limit)
+        return limits
 
 
-def _draw(drawn: dict[Any, tuple[float, Place]], scorer: Scorer, points: Points) -> None:
+def _draw(drawn: dict[Hashable, tuple[float, Place]], scorer: Scorer, points: Points) -> None:
     """Keep of the batch, and of what schedules differ in, the point of the least bound."""
     of_points, of_structure = _key(scorer, scorer.space.machine.spread)
     bounds = scorer.least(points)
@@ -249,7 +249,7 @@ def _draw(drawn: dict[Any, tuple[float, Place]], scorer: Scorer, points: Points)
                 drawn[key] = float(bounds[i]), (scorer, points[i])
 
 
-def _key(scorer: Scorer, spread: tuple[str, ...]) -> tuple[list[int], tuple[Any, ...]]:
+def _key(scorer: Scorer, spread: tuple[str, ...]) -> tuple[list[int], tuple[Value, ...]]:
     """Return the positions of the numeric decisions of ``spread``, the values of its others."""
     batch = scorer.batch
     structure = tuple(v for n, v in batch.structure.items() if not spread or n in spread)

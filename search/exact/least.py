@@ -25,11 +25,11 @@ from dataclasses import dataclass, field
 from functools import reduce
 from itertools import groupby
 from math import prod
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tinygpu.numbers import Booleans, Floats
 from tinygpu.search.time.deferred import Deferred
 from tinygpu.space.space import Table
 
@@ -48,7 +48,9 @@ class Kept:
     numbers: dict[tuple[int, ...], int] = field(default_factory=dict)
     legal: dict[tuple[tuple[int, ...], int], Places] = field(default_factory=dict)
     onto: dict[tuple[tuple[int, ...], int, tuple[int, ...]], Places] = field(default_factory=dict)
-    reduced: dict[tuple[Any, ...], tuple[Deferred | float, Deferred]] = field(default_factory=dict)
+    reduced: dict[tuple[object, ...], tuple[Deferred | float, Deferred]] = field(
+        default_factory=dict
+    )
 
 
 class Least:
@@ -102,14 +104,14 @@ class Least:
             values = _along(above.table, drop, most)
         return Deferred(table.tables, kept, values) if kept else float(values)
 
-    def _first(self, table: Deferred, most: bool, kept: tuple[int, ...]) -> NDArray[np.float64]:
+    def _first(self, table: Deferred, most: bool, kept: tuple[int, ...]) -> Floats:
         """Return the least (greatest) of the legal entries for each place over the axes kept."""
         assert table.table is not None
         lengths = [self._lengths[a] for a in kept]
         legal, place = self._legal(table.axes), self._onto(table.axes, kept)
         never = -np.inf if most else np.inf
         entries = (np.fmax if most else np.fmin)(table.table.reshape(-1).take(legal), never)
-        found: NDArray[np.float64] = np.full(prod(lengths), never)
+        found: Floats = np.full(prod(lengths), never)
         (np.maximum if most else np.minimum).at(found, place, entries)
         return found.reshape(lengths)
 
@@ -176,9 +178,9 @@ class Least:
         every: Places = first[..., None] + np.arange(count, dtype=np.int32) * inner
         return every
 
-    def _joined(self, axes: tuple[int, ...]) -> dict[tuple[int, ...], NDArray[np.bool_]]:
+    def _joined(self, axes: tuple[int, ...]) -> dict[tuple[int, ...], Booleans]:
         """Return the laws over some of the axes that ask for the last, joined where alike."""
-        found: dict[tuple[int, ...], NDArray[np.bool_]] = {}
+        found: dict[tuple[int, ...], Booleans] = {}
         for law in self.over(axes):
             if axes[-1] in law.axes:
                 holds = law.holds.view(np.ndarray)
@@ -186,12 +188,12 @@ class Least:
         return found
 
 
-def _along(values: NDArray[np.float64], axis: int, most: bool) -> NDArray[np.float64]:
+def _along(values: Floats, axis: int, most: bool) -> Floats:
     """Return the least (greatest) along an axis.
 
     Whole slices are compared: axes are short, and NumPy's own reduction takes a step an entry.
     """
     parts = values.reshape(prod(values.shape[:axis]), values.shape[axis], -1)
     first, *others = (parts[:, i] for i in range(values.shape[axis]))
-    found: NDArray[np.float64] = reduce(np.maximum if most else np.minimum, others, first)
+    found: Floats = reduce(np.maximum if most else np.minimum, others, first)
     return found.reshape(values.shape[:axis] + values.shape[axis + 1 :])

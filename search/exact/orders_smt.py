@@ -15,18 +15,24 @@ Software Pipelining and Warp Specialization for Tensor Core GPUs" (Twill), 2025.
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Hashable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tinygpu.legality.concurrency.judge import verdict
+from tinygpu.numbers import Integers
 from tinygpu.search.exact.scorer import Scorers
 from tinygpu.smt import z3_module
 from tinygpu.space.batches import Batch
 from tinygpu.space.space import Space
+from tinygpu.term.machine import Value
 from tinygpu.term.orders import Orders
 from tinygpu.term.plan import kernels_of
 from tinygpu.term.schedule import Schedule
+
+if TYPE_CHECKING:
+    from z3 import BoolRef
 
 __all__ = ["fastest"]
 
@@ -76,12 +82,12 @@ class _Told:
         self._order()
         for n, index in self.index.items():
             self.solver.add(index >= 0, index < len(space.values[n]))
-        alike: dict[Any, Batch] = {}
+        alike: dict[Hashable, Batch] = {}
         for batch in space.batches():
             alike.setdefault(space.but_for_orders(batch.structure), batch)
         self.solver.add(z3.Or(*(self._keeps(batch) for batch in alike.values())))
 
-    def another(self) -> tuple[dict[str, Any], Any] | None:
+    def another(self) -> tuple[dict[str, Value], Integers] | None:
         """Return a structural choice and an index along each axis; None if all are named."""
         z3 = z3_module()
         if (answer := self.solver.check()) != z3.sat:
@@ -116,7 +122,7 @@ class _Told:
         allowed = self.space.values[self.name]
         self.solver.add(*(z3.Not(b) for one, b in self.same.items() if one not in allowed))
 
-    def _keeps(self, batch: Batch) -> Any:
+    def _keeps(self, batch: Batch) -> BoolRef:
         """Return that the other decisions are those of a batch, and that its tables hold."""
         z3, space = z3_module(), self.space
         clauses = [self.index[n] == space.values[n].index(value)

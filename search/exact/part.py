@@ -20,7 +20,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from threading import Thread
-from typing import Any
 
 from tinygpu.deadline import Deadline
 from tinygpu.search.exact.branch import Search
@@ -36,7 +35,7 @@ def serve(pipe: Connection) -> None:
     """Do the task that comes, and send what comes of each of its parts."""
     one_at_a_time = multiprocessing.get_context("fork").Lock()
 
-    def send(one: Any) -> None:
+    def send(one: PartResult | Failed) -> None:
         with one_at_a_time:
             pipe.send(one)
 
@@ -63,7 +62,7 @@ def _end_with(pipe: Connection) -> None:
     os.killpg(0, signal.SIGKILL)
 
 
-def _climb(task: PartTask, number: int, send: Callable[[Any], None]) -> None:
+def _climb(task: PartTask, number: int, send: Callable[[PartResult | Failed], None]) -> None:
     """Climb in each of a process's parts."""
     loading = True
     try:

@@ -29,7 +29,8 @@ from tinygpu.deadline import Deadline
 from tinygpu.search.exact.branch import Entry, Progress
 from tinygpu.search.exact.process import Failed, UnshareableError, started
 from tinygpu.space.space import Space
-from tinygpu.term.machine import Value
+from tinygpu.term.machine import Machine, Value
+from tinygpu.term.operation import Problem
 
 __all__ = ["PartResult", "PartTask", "climb_in_parts", "parts_of"]
 
@@ -54,10 +55,10 @@ class PartTask:
     the clock that all processes have.  ``exact``: every part is searched whole.
     """
 
-    machine: Any
-    problem: Any
+    machine: Machine
+    problem: Problem
     device: Any
-    fixed: Mapping[str, Any]
+    fixed: Mapping[str, Value | tuple[Value, ...]]
     parts: tuple[tuple[Structure, ...], ...]
     k: int
     spread: tuple[str, ...]

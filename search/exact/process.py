@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from traceback import format_exception
-from typing import Any
+from typing import Protocol
 
 from tinygpu.errors import TinyGpuError
 
@@ -42,8 +42,16 @@ class Failed:
     loading: bool
 
 
+class Task(Protocol):
+    """What is done in another process, with a machine."""
+
+    @property
+    def machine(self) -> object:
+        """Its machine, which has to be found there, too."""
+
+
 @contextmanager
-def started(task: Any) -> Iterator[Connection]:
+def started(task: Task) -> Iterator[Connection]:
     """Start a process, with its task; give its pipe, and end it in any case.
 
     Raises UnshareableError where it cannot be told of the task's machine, or does not start.
@@ -77,7 +85,7 @@ def started(task: Any) -> Iterator[Connection]:
                     os.killpg(process.pid, signal.SIGKILL)  # its copies, too
 
 
-def _packed(task: Any) -> bytes:
+def _packed(task: Task) -> bytes:
     """Pickle a task.  Raises UnshareableError where that names what only this process has."""
     kinds = [type(task.machine), *type(task.machine).__mro__]
     if os.name != "posix" or not sys.executable or any(c.__module__ == "__main__" for c in kinds):

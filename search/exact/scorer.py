@@ -13,11 +13,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, reduce
 from operator import and_
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tinygpu.numbers import Booleans, Floats, Integers
 from tinygpu.search.exact.least import Kept, Least
 from tinygpu.search.time.cost import cost
 from tinygpu.search.time.deferred import (
@@ -34,7 +33,7 @@ from tinygpu.term.machine import Value
 
 __all__ = ["Points", "Scorer", "Scorers"]
 
-Points = NDArray[np.int64]
+Points = Integers
 _DIGITS = 9
 """Of how loose a decision is: beyond them two are equal, and come in the machine's order."""
 _CHUNK = 16384
@@ -51,8 +50,8 @@ class Scorers:
         self.space = space
         self.tables = Tables(space.sums.lengths)
         self.least = Kept()
-        self.allowed: dict[tuple[int, frozenset[int]], tuple[tuple[int, ...], Any]] = {}
-        self._made: dict[tuple[Any, ...], Scorer | None] = {}
+        self.allowed: dict[tuple[int, frozenset[int]], tuple[tuple[int, ...], Booleans]] = {}
+        self._made: dict[tuple[Value, ...], Scorer | None] = {}
 
     def of(self, structure: Mapping[str, Value]) -> Scorer | None:
         """Return the scorer of a structural choice, None if nothing of it is admissible."""
@@ -101,7 +100,7 @@ class Scorer:
         """Whether the steps of points are followed one by one, a hundredth of a second each."""
         return any(dear(step.function) for step in self._exact)
 
-    def seconds(self, points: Points) -> NDArray[np.float64]:
+    def seconds(self, points: Points) -> Floats:
         """Return the predicted seconds at points, (n, decisions) indices of legal schedules."""
         if not self.dear:
             return self._seconds(points)
@@ -110,16 +109,16 @@ class Scorer:
         self._known |= zip((keys[i] for i in new), self._seconds(points[new]).tolist(), strict=True)
         return np.array([self._known[key] for key in keys], np.float64)
 
-    def _seconds(self, points: Points) -> NDArray[np.float64]:
+    def _seconds(self, points: Points) -> Floats:
         with np.errstate(all="ignore"):
             return self._at(self._exact, points, _itself)
 
-    def least(self, points: Points) -> NDArray[np.float64]:
+    def least(self, points: Points) -> Floats:
         """Return a lower bound of the seconds at points, made without following their steps."""
         with np.errstate(all="ignore"):
             return self._at(self._bounded, points, _itself)
 
-    def bound(self, points: Points, order: Sequence[int], count: int) -> NDArray[np.float64]:
+    def bound(self, points: Points, order: Sequence[int], count: int) -> Floats:
         """Return a lower bound of the seconds, given the first ``count`` decisions of the order."""
         if count == len(order):
             return self.seconds(points)
@@ -130,14 +129,14 @@ class Scorer:
 
         return self._at(self._bounded, points, reduced)
 
-    def legal(self, points: Points) -> NDArray[np.bool_]:
+    def legal(self, points: Points) -> Booleans:
         """Say which points no table excludes."""
         if not self._legal:
             return np.ones(len(points), bool)
         columns = np.ascontiguousarray(points.T)
         return np.asarray(at(self._legal, columns, _itself))
 
-    def allows(self, points: Points, chosen: frozenset[int], last: int) -> NDArray[np.bool_]:
+    def allows(self, points: Points, chosen: frozenset[int], last: int) -> Booleans:
         """Say which points no table excludes, whatever the open decisions; ``last`` is new."""
         inside = np.ones(len(points), bool)
         for table in self.batch.tables:
@@ -147,12 +146,13 @@ class Scorer:
             if key not in self.shared.allowed:
                 drop = tuple(i for i, a in enumerate(table.axes) if a not in chosen)
                 kept = tuple(a for a in table.axes if a in chosen)
-                self.shared.allowed[key] = kept, table.holds.view(np.ndarray).any(axis=drop)
+                free = np.asarray(table.holds.view(np.ndarray).any(axis=drop))
+                self.shared.allowed[key] = kept, free
             kept, allowed = self.shared.allowed[key]
             inside &= allowed[tuple(points[:, a] for a in kept)]
         return inside
 
-    def order(self, loose: Sequence[NDArray[np.float64]]) -> list[int]:
+    def order(self, loose: Sequence[Floats]) -> list[int]:
         """Order the decisions: first those that loosen the bound most, where they are open.
 
         The bound of full points is loose as well, in some batches more: that is of no decision.
@@ -163,7 +163,7 @@ class Scorer:
         axes = [axis for axis, length in enumerate(self.lengths) if length > 1]
         return sorted(axes, key=lambda axis: round(float(mean[axis]), _DIGITS))
 
-    def looseness(self, points: Points) -> NDArray[np.float64]:
+    def looseness(self, points: Points) -> Floats:
         """Return by which factor the bound falls where a decision is open; NaN: none is.
 
         No single change improves ``points``, so how far the bound falls is looseness alone.
@@ -180,20 +180,20 @@ class Scorer:
         points[:, axis] = np.arange(self.lengths[axis])
         return int(self.allows(points, frozenset({axis}), axis).sum())
 
-    def beside(self, points: Points, axis: int) -> NDArray[np.float64]:
+    def beside(self, points: Points, axis: int) -> Floats:
         """Return the bounds of points of which one decision is open.
 
         Few entries are looked at, where ``bound`` reduces whole tables.
         """
         columns = np.ascontiguousarray(points.T)
-        legal: dict[tuple[int, ...], NDArray[np.bool_]] = {}
+        legal: dict[tuple[int, ...], Booleans] = {}
 
-        def along(axes: tuple[int, ...]) -> tuple[NDArray[np.int64], ...]:
+        def along(axes: tuple[int, ...]) -> tuple[Integers, ...]:
             """Return indices of (points, values of the open decision)."""
             every = np.arange(self.lengths[axis])[None, :]
             return tuple(every if a == axis else columns[a][:, None] for a in axes)
 
-        def reduced(table: Deferred, most: bool) -> Deferred | NDArray[np.float64]:
+        def reduced(table: Deferred, most: bool) -> Deferred | Floats:
             if axis not in table.axes:
                 return table
             assert table.table is not None
@@ -213,14 +213,14 @@ class Scorer:
         steps: tuple[DeferredStep, ...],
         points: Points,
         looked_up: Callable[[Deferred, bool], LookedUp],
-    ) -> NDArray[np.float64]:
+    ) -> Floats:
         result = np.empty(len(points))
         for first in range(0, len(points), _CHUNK):
             columns = np.ascontiguousarray(points[first : first + _CHUNK].T)
             result[first : first + _CHUNK] = at(steps, columns, looked_up)
         return result
 
-    def _conjunction(self) -> Any:
+    def _conjunction(self) -> Deferred | bool:
         """Join the batch's tables, to few that are as large as tables get."""
         groups: list[Deferred] = []
         for table in sorted(self.batch.tables, key=lambda t: t.axes):
@@ -232,7 +232,7 @@ class Scorer:
                     break
             else:
                 groups.append(one)
-        return reduce(and_, groups, True)
+        return reduce(and_, groups) if groups else True
 
 
 def _itself(table: Deferred, most: bool) -> Deferred:

@@ -17,19 +17,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import combinations
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from tinygpu.deadline import Deadline
+from tinygpu.numbers import Floats
 from tinygpu.search.exact.scorer import Points, Scorer, Scorers
 
 __all__ = ["Climb", "Place"]
 
 Place = tuple[Scorer, Points]
 """A batch's scorer, and the index along each of its numeric decisions."""
-Add = Callable[[Scorer, Points, NDArray[np.float64]], Any]
+Add = Callable[[Scorer, Points, Floats], object]
 
 
 class Climb:

@@ -185,7 +185,7 @@ def _uncoalesced(node: TreeNode, view: TimeView) -> PieceMend | None:
         return None
     do, access, vector = moved
     ideal = lines((lanes_apart(do, access),), (vector,), access.buffer.type.bytes, vector)
-    return _fewer(piece, "l1", ideal, "cycles of L1 a request")
+    return _fewer(piece, "l1", float(ideal), "cycles of L1 a request")
 
 
 def _conflicts(node: TreeNode, view: TimeView) -> PieceMend | None:
@@ -198,7 +198,7 @@ def _conflicts(node: TreeNode, view: TimeView) -> PieceMend | None:
     ideal = wavefronts((lanes_apart(do, access),), (vector,), width, vector)
     if access is not do.write:
         ideal = max(ideal, returned(width, vector))
-    return _fewer(piece, "smem", ideal, "wavefronts a request")
+    return _fewer(piece, "smem", float(ideal), "wavefronts a request")
 
 
 def _fewer(piece: Event, unit: str, ideal: float, words: str) -> PieceMend | None:

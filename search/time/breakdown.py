@@ -16,16 +16,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any
 
 import numpy as np
 
+from tinygpu.numbers import Number
 from tinygpu.search.time.deferred import applied
 from tinygpu.search.time.fitted import INTERVALS, RANKING
 
 __all__ = ["RESOLUTION", "Breakdown", "added", "blend", "resolved"]
 
-Numbers = Any
 RESOLUTION = 0.002  # of a time's logarithm: far below the model's error
 
 
@@ -38,9 +37,9 @@ class Breakdown:
     seconds, and monotone in each feature where they are not (None: they are).
     """
 
-    seconds: Numbers
-    parts: Mapping[str, Numbers]
-    floor: Numbers | None = None
+    seconds: Number
+    parts: Mapping[str, Number]
+    floor: Number | None = None
 
     @property
     def bottleneck(self) -> str:
@@ -78,17 +77,18 @@ def added(found: Sequence[Breakdown]) -> Breakdown:
     return Breakdown(sum(one.seconds for one in found), parts, floor)
 
 
-def resolved(seconds: Numbers) -> Numbers:
+def resolved(seconds: Number) -> Number:
     """Round up to the model's resolution: what it cannot tell apart is equal."""
-    return np.exp(np.ceil(np.log(seconds) / RESOLUTION) * RESOLUTION)
+    found: Number = np.exp(np.ceil(np.log(seconds) / RESOLUTION) * RESOLUTION)
+    return found
 
 
-def blend(parts: list[Numbers], power: float) -> Numbers:
+def blend(parts: list[Number], power: float) -> Number:
     """Return (sum of parts^power)^(1/power)."""
     return applied(norm, power, *parts)
 
 
-def norm(power: float, *parts: Numbers) -> Numbers:
+def norm(power: float, *parts: Number) -> Number:
     """Return (sum of parts^power)^(1/power); one function, for each part counts more than once."""
     most = reduce(np.maximum, parts)
     return most * sum((part / most) ** power for part in parts) ** (1 / power)

@@ -41,14 +41,15 @@ Source: ``docs/model.md``, section "Time".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
 import numpy as np
 
 from tinygpu.devices.device import Device
+from tinygpu.numbers import Change, Number
 from tinygpu.search.time.breakdown import Breakdown, added, blend, resolved
 from tinygpu.search.time.deferred import applied
 from tinygpu.search.time.fitted import FITTED
@@ -83,7 +84,6 @@ from tinygpu.term.program import Program, select
 
 __all__ = ["Features", "Placed", "combined", "cost", "features", "predict", "slowest"]
 
-Numbers = Any
 INSTRUCTION_BYTES = 16  # spec: since Volta
 LATE_POWER = 2.0  # fitted: of the room that is left, in what a late start costs
 EARLY_LAUNCH = 0.5  # fitted: what an early start hides of a launch, 1.1 to 1.5 us of five plans
@@ -105,8 +105,8 @@ class Features:
 
     agents: tuple[TimedAgent, ...]
     launch: GridLaunch
-    steps: Numbers = 0
-    stages: Numbers = 0
+    steps: Number = 0
+    stages: Number = 0
     own: TileSteps | None = None
 
     @property
@@ -119,7 +119,7 @@ class Features:
         """Whether its agents take steps, which have to be followed."""
         return bool(self.agents[0].steps)
 
-    def mapped(self, low: Callable[[Any], Any], high: Callable[[Any], Any]) -> Features:
+    def mapped(self, low: Change, high: Change) -> Features:
         """Apply ``low`` to every number that costs time, ``high`` to those that save it."""
         return Features(
             tuple(of_agent(agent, low, high) for agent in self.agents),
@@ -136,7 +136,7 @@ def cost(
     device: Device,
     *,
     code: Assembled | None = None,
-    of: Callable[[Numbers], Numbers] = lambda number: number,
+    of: Change = lambda number: number,
 ) -> Breakdown:
     """Predict the time of a term, of whose numbers ``of`` makes what to compute with.
 
@@ -172,7 +172,7 @@ def features(
     require_known(program)
     launch = GridLaunch.of(program, sizes, device)
     if takes_tiles(program):
-        many: Numbers = 1
+        many: Number = 1
     elif code is None:
         many, ahead = flying(program)
         launch = replace(launch, ahead=ahead)
@@ -199,15 +199,15 @@ class Placed:
     """
 
     agents: tuple[TimedAgent, ...]
-    tiles: Numbers
-    waves: Numbers
-    share: Numbers
-    turns: Numbers
-    asked_bytes: Numbers
-    dram_bytes: Numbers
-    stored_bytes: Numbers
-    dram_slow: Numbers
-    at_once: Numbers = 1
+    tiles: Number
+    waves: Number
+    share: Number
+    turns: Number
+    asked_bytes: Number
+    dram_bytes: Number
+    stored_bytes: Number
+    dram_slow: Number
+    at_once: Number = 1
 
     @staticmethod
     def of(f: Features) -> Placed:
@@ -219,19 +219,17 @@ class Placed:
         from_dram, stored = launch.dram_bytes(fits, f.steps if f.own else None)
         if not f.stepped:  # a round takes as long, full or not
             rounds = ceil(np.maximum(busiest / fits, 1.0))
-            asked = launch.l2_bytes()
-            return Placed(f.agents, tiles, rounds, busiest, 1, asked, from_dram, stored, 1)
+            of_all = launch.l2_bytes()
+            return Placed(f.agents, tiles, rounds, busiest, 1, of_all, from_dram, stored, 1)
         at_once, stays = spread * fits, launch.persistent == 1
         share = np.minimum(busiest, fits)
         waves = select(stays, ceil(tiles / at_once), np.maximum(busiest / fits, 1.0))
         active = np.minimum(tiles, spread) * launch.cluster
         l2_rate, dram_rate = _rates(device)
-        of_step, of_tile = (
-            _asked([a.body for a in f.agents]),
-            _asked([a.before for a in f.agents]),
-        )
-        asked = tiles * launch.cluster * (f.steps * of_step + of_tile)
-        apart: Numbers = 1.0
+        of_step = _asked([a.body for a in f.agents])
+        of_tile = _asked([a.before for a in f.agents])
+        asked: Number = tiles * launch.cluster * (f.steps * of_step + of_tile)
+        apart: Number = 1.0
         if f.own and "dram" not in launch.without and launch.shared_axes() < {*launch.axes}:
             of = launch.persistent, at_once, f.own.kind, launch.held()
             apart = applied(Apart(f.own), *of)
@@ -243,7 +241,7 @@ class Placed:
         if "l2" in launch.without:
             l2_rate = l2_rate * np.maximum(asked / sum(o.bytes for o in launch.operands), 1.0)
         per_byte = np.maximum(1 / l2_rate, missed * device.clock_hz / dram_rate * slow) * active
-        latency = device.l2_latency_cycles + tma_latency(device)
+        latency: Number = device.l2_latency_cycles + tma_latency(device)
         latency = latency + missed * (device.dram_latency_cycles - device.l2_latency_cycles)
         latency = latency * FITTED["loaded_latency"]
         return Placed(
@@ -270,7 +268,7 @@ def _of_threads(f: Features, place: Placed) -> Breakdown:
     work = total_work(f.tree)
     work["fetch"] = 0.0 if "fetch" in launch.without else _fetch(f.tree, device)
     busiest = np.ceil(place.share) if "tail" in launch.without else place.share
-    parts: dict[str, Numbers] = {
+    parts: dict[str, Number] = {
         unit: cycles / device.clock_hz for unit, cycles in occupied(work, busiest * warps).items()
     }
     if busiest is not place.share:
@@ -284,14 +282,14 @@ def _of_threads(f: Features, place: Placed) -> Breakdown:
     dram_rate = device.dram_bytes_per_second * FITTED["dram_share"]
     parts["dram"] = (place.dram_bytes + place.stored_bytes) / dram_rate
     parts["spills"] = parts["issue"] * FITTED["spill"] * launch.spilled()
-    started = device.launch_seconds + FITTED["start"] / device.clock_hz
+    started: Number = device.launch_seconds + FITTED["start"] / device.clock_hz
     started = started * (1 - EARLY_LAUNCH * launch.early)
     parts["launch"] = 0.0 if "launch" in launch.without else started
     parts["clear"] = launch.clear_seconds()
     return Breakdown(combined(parts), parts)
 
 
-def combined(parts: Mapping[str, Numbers]) -> Numbers:
+def combined(parts: Mapping[str, Number]) -> Number:
     """Return the time that parts, in seconds, make up together; monotone in each."""
     # shared memory and L1 are stages of one pipe
     pipe = parts.get("smem", 0.0) + parts.get("l1", 0.0)
@@ -311,7 +309,7 @@ def _of_steps(f: Features, place: Placed) -> Breakdown:
     """
     launch, device, timed, waves = f.launch, f.launch.device, place.agents, place.waves
     l2_rate, dram_rate = _rates(device)
-    run, which = Recursion(timed), tuple[Numbers, ...]()
+    run, which = Recursion(timed), tuple[Number, ...]()
     if f.own and "tail" not in launch.without:
         run, which = Recursion(timed, f.own), (place.at_once, f.own.kind)
     leaves = (*which, *numbers(timed))
@@ -322,7 +320,7 @@ def _of_steps(f: Features, place: Placed) -> Breakdown:
     prologue = prologue + FITTED["cluster_stays"] * np.minimum(launch.cluster - 1, 1)
     cycles = rounds * (cycles + FITTED["store_end"]) + (rounds - 1) * FITTED["next"] + prologue
 
-    def alone(unit: str, of: tuple[TimedAgent, ...]) -> Numbers:
+    def alone(unit: str, of: tuple[TimedAgent, ...]) -> Number:
         return waves * place.share * _work(of, f.steps, unit) / device.clock_hz
 
     units_of = (*OF_TILES, *OF_ARITHMETIC) if clocked(f.agents) else OF_TILES
@@ -343,12 +341,12 @@ def _of_steps(f: Features, place: Placed) -> Breakdown:
     parts["launch"] = 0.0 if "launch" in launch.without else device.launch_seconds
     parts["clear"] = launch.clear_seconds()
 
-    def capped_with(seconds: Numbers, dram: Numbers, late: Numbers) -> Numbers:
+    def capped_with(seconds: Number, dram: Number, late: Number) -> Number:
         capped = seconds ** (1 - share) * np.maximum(seconds, energy) ** share
         blended = blend([capped, dram, parts["l2"]], FITTED["tile_power"])
         return resolved(blended * late + (parts["launch"] + parts["clear"]))
 
-    late: Numbers = 1.0
+    late: Number = 1.0
     if not never(launch.early):
         late = 1 + FITTED["late"] * launch.early * launch.left_over() ** LATE_POWER
     found = capped_with(longest + parts["latency"], parts["dram"], late)
@@ -357,7 +355,7 @@ def _of_steps(f: Features, place: Placed) -> Breakdown:
     return Breakdown(found, parts, floor)
 
 
-def _energy(f: Features, place: Placed) -> Numbers:
+def _energy(f: Features, place: Placed) -> Number:
     """Return the seconds in which the power cap lets the energy through, at the highest clock.
 
     Tensor cores alone need so much that their clock falls to ``tensor_clock_hz``; DRAM at its rate
@@ -366,12 +364,12 @@ def _energy(f: Features, place: Placed) -> Numbers:
     device, share = f.launch.device, FITTED["power_share"]
     cycles = place.tiles * f.launch.cluster * _work(f.agents, f.steps, "tensor")
     cycles = (cycles + FITTED["l2_power"] * place.asked_bytes) / device.sms
-    excess = (device.clock_hz / device.tensor_clock_hz) ** (1 / share)
+    excess: float = (device.clock_hz / device.tensor_clock_hz) ** (1 / share)
     moved = (place.dram_bytes + place.stored_bytes) / device.dram_bytes_per_second
     return cycles * (excess / device.clock_hz) + FITTED["dram_power"] * moved
 
 
-def _rates(device: Device) -> tuple[float, float]:
+def _rates(device: Device) -> tuple[Number, float]:
     """Return what L2 gives TMA, in bytes a cycle, and DRAM, in bytes a second.
 
     What comes from DRAM goes through L2, whose own rate for it is ``l2_misses`` of that for hits.
@@ -382,10 +380,10 @@ def _rates(device: Device) -> tuple[float, float]:
     return l2 * FITTED["tma_l2_rate"], float(1 / blend([seconds, misses], MISSES_POWER))
 
 
-def _fetch(tree: Tree, device: Device) -> Numbers:
+def _fetch(tree: Tree, device: Device) -> Number:
     """Return the cycles in which instructions arrive, where a loop outgrows the caches."""
     slots = device.warp_schedulers_per_sm * device.issue_per_cycle_per_scheduler
-    total: Numbers = 0.0
+    total: Number = 0.0
     for node in tree:
         if isinstance(node, Loop) and node.form == "rolled":
             issue = total_work(node.body).get("issue", 0.0)
@@ -394,16 +392,16 @@ def _fetch(tree: Tree, device: Device) -> Numbers:
     return total
 
 
-def _burst(tree: Tree) -> Numbers:
+def _burst(tree: Tree) -> Number:
     """Return the cycles in which a warp reads the first fragments of shared memory behind barriers.
 
     All warps of a CTA read them at once and have nothing to multiply meanwhile.  Fragments that are
     read before the products of those before, from a ring of registers, are no such.
     """
-    total: Numbers = 0.0
+    total: Number = 0.0
     for loop in tree:
         if isinstance(loop, Loop) and loop.form == "rolled" and together(loop):
-            first: dict[str, Numbers] = {}
+            first: dict[str, Number] = {}
             for inner in loop.body:
                 events = [e for e in inner.body if isinstance(e, Event)] if _unrolled(inner) else []
                 read = {name for event in events for name in event.reads}
@@ -418,7 +416,7 @@ def _unrolled(node: Node) -> TypeGuard[Loop]:
     return isinstance(node, Loop) and node.form == "unrolled"
 
 
-def _with_loads(agent: TimedAgent, per_byte: Numbers, latency: Numbers) -> TimedAgent:
+def _with_loads(agent: TimedAgent, per_byte: Number, latency: Number) -> TimedAgent:
     """Say how long loads take: they come as fast as the slowest part of their way."""
 
     def timed(node: Node) -> Node:
@@ -432,19 +430,19 @@ def _with_loads(agent: TimedAgent, per_byte: Numbers, latency: Numbers) -> Timed
     return agent.with_trees(lambda tree: tuple(map(timed, tree)))
 
 
-def _asked(trees: list[Tree]) -> Numbers:
+def _asked(trees: list[Tree]) -> Number:
     """Return the bytes that a CTA asks L2 for when it goes through these once."""
     events = (e for tree in trees for e in tree if isinstance(e, Event))
     return sum((event.fetched_bytes for event in events), 0.0)
 
 
-def _work(of: tuple[TimedAgent, ...], steps: Numbers, unit: str) -> Numbers:
+def _work(of: tuple[TimedAgent, ...], steps: Number, unit: str) -> Number:
     """Return the cycles of a unit that one tile takes, all agents' copies together."""
 
-    def holds(guard: Guard) -> Numbers:
+    def holds(guard: Guard) -> Number:
         return 1 if guard.tells else guard.times(steps) / np.maximum(steps, 1)
 
-    total: Numbers = 0.0
+    total: Number = 0.0
     for agent in of:
         before, body, after = (
             total_work(tree, holds).get(unit, 0.0)

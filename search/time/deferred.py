@@ -27,12 +27,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
-from numpy.typing import NDArray
 
+from tinygpu.isa.algebra import Operator
+from tinygpu.numbers import Array, Integers, Number
 from tinygpu.space.sharing import narrowed
 
 __all__ = ["Deferred", "DeferredStep", "LookedUp", "Tables", "applied", "at", "dear", "steps_of"]
@@ -40,7 +41,7 @@ __all__ = ["Deferred", "DeferredStep", "LookedUp", "Tables", "applied", "at", "d
 _MOST = 1 << 15
 """Entries of a table that arithmetic makes: as many as stay in a core's cache beside others."""
 
-_GROWS: Mapping[Any, tuple[bool, ...]] = {
+_GROWS: Mapping[Callable[..., object], tuple[bool, ...]] = {
     np.add: (True, True),
     np.subtract: (True, False),
     np.multiply: (True, True),
@@ -58,9 +59,9 @@ class Tables:
 
     def __init__(self, lengths: tuple[int, ...]) -> None:
         self.lengths = lengths
-        self._made: dict[tuple[Any, ...], tuple[Any, Any]] = {}
+        self._made: dict[tuple[object, ...], tuple[Any, object]] = {}
 
-    def of(self, number: Any) -> Any:
+    def of(self, number: Number) -> Number:
         """Return an array with one axis a decision as a table; a plain number as it is."""
         if not isinstance(number, np.ndarray):
             return number
@@ -69,9 +70,10 @@ class Tables:
             array = narrowed(number.view(np.ndarray))
             axes = tuple(i for i, n in enumerate(array.shape) if n > 1)
             self._made[key] = self.over(axes, array) if axes else array.item(), number
-        return self._made[key][0]
+        made: Number = self._made[key][0]  # NumPy's functions take a table for an array
+        return made
 
-    def over(self, axes: tuple[int, ...], array: NDArray[Any]) -> Deferred:
+    def over(self, axes: tuple[int, ...], array: Array) -> Deferred:
         """Return an array over some axes, ascending, as a table."""
         key = ("table", id(array))
         if key not in self._made:
@@ -80,7 +82,7 @@ class Tables:
         made: Deferred = self._made[key][0]
         return made
 
-    def apply(self, function: Any, inputs: tuple[Any, ...]) -> Any:
+    def apply(self, function: Operator, inputs: tuple[object, ...]) -> Deferred:
         """Apply an elementwise function: now, if its table is small, or at points."""
         key = (
             function,
@@ -94,13 +96,14 @@ class Tables:
             if small and all(x.table is not None for x in operands):
                 table = function(*(self._aligned(x, axes) for x in inputs))
             self._made[key] = Deferred(self, axes, table, function, inputs), inputs
-        return self._made[key][0]
+        made: Deferred = self._made[key][0]
+        return made
 
     def forget(self) -> None:
         """Drop what was made; tables and steps that are in use stay as they are."""
         self._made.clear()
 
-    def _aligned(self, x: Any, axes: tuple[int, ...]) -> Any:
+    def _aligned(self, x: object, axes: tuple[int, ...]) -> object:
         if not isinstance(x, Deferred):
             return x
         assert x.table is not None
@@ -114,44 +117,44 @@ class Deferred(NDArrayOperatorsMixin):
         self,
         tables: Tables,
         axes: tuple[int, ...],
-        table: NDArray[Any] | None,
-        function: Any = None,
-        inputs: tuple[Any, ...] = (),
+        table: Array | None,
+        function: Operator = np.asarray,
+        inputs: tuple[object, ...] = (),
     ) -> None:
         """Use ``Tables.of``, and arithmetic."""
         self.tables, self.axes, self.table = tables, axes, table
         self.function, self.inputs = function, inputs
 
-    def __add__(self, other: Any) -> Any:
+    def __add__(self, other: object) -> Deferred:
         """Add at once: NumPy's way to ``__array_ufunc__`` takes longer than all else here."""
         return self.tables.apply(np.add, (self, other))
 
-    def __mul__(self, other: Any) -> Any:
+    def __mul__(self, other: object) -> Deferred:
         """Multiply at once."""
         return self.tables.apply(np.multiply, (self, other))
 
-    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
+    def __array_ufunc__(self, ufunc: Operator, method: str, *inputs: object, **more: object) -> Any:
         """Apply NumPy's elementwise functions."""
-        if method != "__call__" or options:
+        if method != "__call__" or more:
             return NotImplemented
         return self.tables.apply(ufunc, inputs)
 
-    def __array_function__(self, function: Any, types: Any, inputs: Any, options: Any) -> Any:
+    def __array_function__(self, function: Operator, types: object, inputs: Any, more: Any) -> Any:
         """Apply ``np.where``, which ``select`` uses."""
-        if function is not np.where or options:
+        if function is not np.where or more:
             return NotImplemented
         return self.tables.apply(function, inputs)
 
 
-def dear(function: Any) -> bool:
+def dear(function: Callable[..., object]) -> bool:
     """Say whether a function takes its points one by one: it is applied where it is needed."""
     return bool(getattr(function, "singly", False))
 
 
-def applied(function: Callable[..., Any], *inputs: Any) -> Any:
+def applied(function: Callable[..., Number], *inputs: object) -> Number:
     """Apply an elementwise function that grows in all arguments; on deferred ones, as one step."""
     tables = next((x.tables for x in inputs if isinstance(x, Deferred)), None)
-    return function(*inputs) if tables is None else tables.apply(function, inputs)
+    return function(*inputs) if tables is None else cast("Number", tables.apply(function, inputs))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -164,24 +167,24 @@ class DeferredStep:
 
     table: Deferred | None
     most: bool
-    function: Any = None
-    arguments: tuple[tuple[int, Any], ...] = ()
+    function: Operator = np.asarray
+    arguments: tuple[tuple[int, object], ...] = ()
     done: tuple[int, ...] = ()
 
 
-def steps_of(number: Any, *, bounded: bool = False) -> tuple[DeferredStep, ...]:
+def steps_of(number: object, *, bounded: bool = False) -> tuple[DeferredStep, ...]:
     """Return what to do at points for a number, operands first, itself last."""
     found: dict[tuple[int, bool], int] = {}
-    steps: list[tuple[Deferred | None, bool, Any, tuple[tuple[int, Any], ...]]] = []
+    steps: list[tuple[Deferred | None, bool, Operator, tuple[tuple[int, object], ...]]] = []
     last: dict[int, int] = {}  # the step that needs a result last
 
-    def visit(x: Any, most: bool) -> tuple[int, Any]:
+    def visit(x: object, most: bool) -> tuple[int, object]:
         if not isinstance(x, Deferred):
             return -1, x
         key = (id(x), most)
         if key not in found:
             if x.table is not None:
-                steps.append((x, most, None, ()))
+                steps.append((x, most, np.asarray, ()))
             else:
                 grows = _grows(x) if bounded else (True,) * len(x.inputs)
                 turned = (most if up else not most for up in grows)
@@ -202,28 +205,28 @@ def steps_of(number: Any, *, bounded: bool = False) -> tuple[DeferredStep, ...]:
 def _grows(x: Deferred) -> tuple[bool, ...]:
     grows = _GROWS.get(x.function, (True,) * len(x.inputs))
     if x.function is np.multiply:
-        factors = [f for f in x.inputs if not isinstance(f, Deferred)]
+        factors = [f for f in x.inputs if isinstance(f, float | int | np.number | np.ndarray)]
         if factors and factors[0] < 0:
             return (False, False)
     return grows
 
 
-LookedUp = Deferred | NDArray[Any] | float
+LookedUp = Deferred | Array | float
 """What stands for a table: another, the values at the points, or one number for all."""
 
 
 def at(
     steps: tuple[DeferredStep, ...],
-    columns: NDArray[np.int64],
+    columns: Integers,
     looked_up: Callable[[Deferred, bool], LookedUp],
-) -> Any:
+) -> Array:
     """Do steps at points: ``columns`` has a row a decision, a column a point.
 
     ``looked_up(table, most)`` gives the table in its place, or a number if nothing of it is left,
     or the values at the points.
     """
-    flat: dict[tuple[int, ...], Any] = {}
-    results: list[Any] = []
+    flat: dict[tuple[int, ...], Integers] = {}
+    results: list[Array | float | None] = []
     for step in steps:
         if step.table is None:
             results.append(step.function(*[results[i] if i >= 0 else x for i, x in step.arguments]))
@@ -235,11 +238,11 @@ def at(
             results.append(here)
             continue
         if here.axes not in flat:
-            place: Any = columns[here.axes[0]]
+            place = columns[here.axes[0]]
             for axis in here.axes[1:]:
                 place = place * here.tables.lengths[axis] + columns[axis]
             flat[here.axes] = place
         assert here.table is not None
         results.append(here.table.take(flat[here.axes]))
     last = results[-1]
-    return last if np.ndim(last) else np.full(columns.shape[1:], last)
+    return last if isinstance(last, np.ndarray) and last.ndim else np.full(columns.shape[1:], last)

@@ -29,14 +29,14 @@ Source: ``docs/model.md``, section "Time".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import reduce
-from typing import Any
+from math import prod
 
 import numpy as np
 
 from tinygpu.devices.device import Device
+from tinygpu.numbers import Change, Number
 from tinygpu.search.time.fitted import FITTED
 from tinygpu.search.time.registers import RegisterModel
 from tinygpu.term.groups import FIRST, GROUP
@@ -50,8 +50,6 @@ __all__ = [
 ]  # fmt: skip
 
 SPILL_BYTES = 16  # fitted: of a spilled register's stores and loads
-Numbers = Any
-"""A number, or an array of them that broadcasts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +63,7 @@ class Fetched:
     bytes: float
     axes: frozenset[str]
     looped: bool
-    of_step: Numbers = 0
+    of_step: Number = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,21 +90,21 @@ class GridLaunch:
 
     device: Device
     axes: tuple[str, ...]
-    extents: tuple[Numbers, ...]
-    cluster: Numbers
-    raster: tuple[Numbers, Numbers]
-    persistent: Numbers
-    early: Numbers
-    threads: Numbers
-    smem_bytes: Numbers
+    extents: tuple[Number, ...]
+    cluster: Number
+    raster: tuple[Number, Number]
+    persistent: Number
+    early: Number
+    threads: Number
+    smem_bytes: Number
     registers: RegisterModel
-    allotted: Numbers
-    columns: Numbers
-    ctas_wanted: tuple[Numbers, Numbers]
+    allotted: Number
+    columns: Number
+    ctas_wanted: tuple[Number, Number]
     operands: tuple[Fetched, ...]
     outputs: tuple[str, ...]
     cleared_bytes: float = 0.0
-    ahead: Numbers = 0.0
+    ahead: Number = 0.0
     spills: float | None = None
     without: frozenset[str] = frozenset()
 
@@ -121,7 +119,7 @@ class GridLaunch:
             device=device,
             axes=tuple(axis.var for axis in program.grid),
             extents=program.grid_extents(sizes),
-            cluster=reduce(lambda a, b: a * b, (extent for _, extent in program.cluster), 1),
+            cluster=prod(extent for _, extent in program.cluster),
             raster=(program.raster, program.raster),
             persistent=program.persistent,
             early=program.early,
@@ -141,7 +139,7 @@ class GridLaunch:
         known = RegisterModel((code.registers,), (code.registers,), ())
         return replace(self, registers=known, spills=code.spilled_bytes / SPILL_BYTES)
 
-    def mapped(self, low: Callable[[Any], Any], high: Callable[[Any], Any]) -> GridLaunch:
+    def mapped(self, low: Change, high: Change) -> GridLaunch:
         """Apply ``low`` to what costs time, ``high`` to what saves it."""
         return replace(
             self,
@@ -160,34 +158,37 @@ class GridLaunch:
             operands=tuple(replace(o, of_step=low(o.of_step)) for o in self.operands),
         )
 
-    def tiles(self) -> Numbers:
+    def tiles(self) -> Number:
         """Return how many tiles clusters have to do: one each, if they do not stay."""
-        return reduce(lambda a, b: a * b, self.extents, 1.0)
+        return prod(self.extents, start=1.0)
 
-    def resident(self) -> Numbers:
+    def resident(self) -> Number:
         """Return how many CTAs fit on an SM, by registers, both memories and threads.
 
         Of a cluster of more than 8 it is one (measured: H100, kernels with room for two).
         """
         device = self.device
-        fits = np.floor(device.registers_per_sm / self._registers())
+        fits: Number = np.floor(device.registers_per_sm / self._registers())
         fits = np.maximum(fits, self.ctas_wanted[1])  # the assembler is told to make them fit
         smem = self.smem_bytes + device.smem_reserved_bytes_per_cta
         fits = np.minimum(fits, np.floor(device.smem_bytes_per_sm / smem))
         fits = np.minimum(fits, np.floor(device.threads_per_sm / self.threads))
         columns = np.floor(COLUMNS / np.maximum(self.columns, 1))
-        fits = select(np.greater(self.cluster, 8), 1.0, fits)
-        return np.maximum(np.minimum(fits, np.minimum(columns, device.ctas_per_sm)), 1.0)
+        one: Number = 1.0
+        fits = select(np.greater(self.cluster, 8), one, fits)
+        most: Number = np.maximum(np.minimum(fits, np.minimum(columns, device.ctas_per_sm)), 1.0)
+        return most
 
-    def _registers(self) -> Numbers:
+    def _registers(self) -> Number:
         """Return the registers of a CTA."""
         if not never(self.allotted):
             return self.allotted
         unit = self.device.register_allocation_unit
-        each = np.ceil((self.registers.registers() + self.ahead) / unit) * unit
-        return np.minimum(each, self.device.registers_per_thread_max) * self.threads
+        each: Number = np.ceil((self.registers.registers() + self.ahead) / unit) * unit
+        each = np.minimum(each, self.device.registers_per_thread_max)
+        return each * self.threads
 
-    def spilled(self) -> Numbers:
+    def spilled(self) -> Number:
         """Return the registers of a thread for which there is no room."""
         if self.spills is not None:
             return self.spills
@@ -196,24 +197,27 @@ class GridLaunch:
         device, unit = self.device, self.device.register_allocation_unit
         room = device.registers_per_sm / (self.threads * self.ctas_wanted[0])
         room = np.minimum(np.floor(room / unit) * unit, device.registers_per_thread_max)
-        return np.maximum(self.registers.registers() - room, 0.0)
+        spilled: Number = np.maximum(self.registers.registers() - room, 0.0)
+        return spilled
 
-    def spread(self) -> Numbers:
+    def spread(self) -> Number:
         """Return how many clusters run at once with one CTA on an SM: each lies in one GPC."""
         device, size = self.device, self.cluster
         if isinstance(size, int) and size == 1:
             return device.sms
         of_4, of_8, of_16 = device.clusters_of_4, device.clusters_of_8, device.clusters_of_16
         most = select(np.greater(9, size), of_8 * 8, of_16 * 16)
-        large = select(np.greater(5, size), of_4, np.floor(most / size))
-        small = np.floor(device.sms / size)
-        return np.maximum(select(np.greater(3, size), small, large), 1.0)
+        large: Number = np.floor(most / size)
+        large = select(np.greater(5, size), of_4, large)
+        small: Number = np.floor(device.sms / size)
+        spread: Number = np.maximum(select(np.greater(3, size), small, large), 1.0)
+        return spread
 
-    def clusters(self) -> Numbers:
+    def clusters(self) -> Number:
         """Return how many clusters run at once."""
         return self.spread() * self.resident()
 
-    def left_over(self) -> Numbers:
+    def left_over(self) -> Number:
         """Return the room that a launch leaves, over its own, if a second one finds too little."""
         used = np.minimum(self.tiles() / self.clusters(), 1.0)
         return select(used > 0.5, (1 - used) / used, 0.0)
@@ -228,11 +232,11 @@ class GridLaunch:
             rate = device.dram_bytes_per_second * FITTED["dram_share"]
         return device.launch_seconds + self.cleared_bytes / rate
 
-    def l2_bytes(self) -> Numbers:
+    def l2_bytes(self) -> Number:
         """Return the bytes between L2 and the SMs."""
-        total: Numbers = 0.0
+        total: Number = 0.0
         for operand in self.operands:
-            again: Numbers = 1.0
+            again: Number = 1.0
             for axis, extent in zip(self.axes, self.extents, strict=True):
                 if axis not in operand.axes and "l2" not in self.without:
                     again = again * extent
@@ -244,16 +248,15 @@ class GridLaunch:
         read = (o for o in self.operands if o.looped and o.name not in self.outputs)
         return frozenset[str]().union(*(o.axes for o in read))
 
-    def held(self) -> Numbers:
+    def held(self) -> Number:
         """Return how many of the parts that tiles read in their steps L2 has room for."""
-        shared, parts = self.shared_axes(), FITTED["l2_share"] * self.device.l2_bytes
+        shared = self.shared_axes()
+        parts: Number = FITTED["l2_share"] * self.device.l2_bytes
         for axis, extent in zip(self.axes, self.extents, strict=True):
             parts = parts * extent if axis in shared else parts
         return parts / sum(o.bytes for o in self.operands)
 
-    def dram_bytes(
-        self, resident: Numbers, walked: Numbers | None = None
-    ) -> tuple[Numbers, Numbers]:
+    def dram_bytes(self, resident: Number, walked: Number | None = None) -> tuple[Number, Number]:
         """Return the bytes that come from DRAM, and those that go there.
 
         ``walked``: steps of a tile, in the mean, where that is not a whole operand.
@@ -261,25 +264,25 @@ class GridLaunch:
         kept = sum(o.bytes for o in self.operands) <= FITTED["l2_share"] * self.device.l2_bytes
         once = "dram" in self.without
         wave = self.spread() * resident
-        total: dict[bool, Numbers] = {False: 0.0, True: 0.0}
+        total: dict[bool, Number] = {False: 0.0, True: 0.0}
         for o in self.operands:
-            times: Numbers = 1.0
+            times: Number = 1.0
             if not kept and not once:
                 times = fetches(o, self.axes, self.extents, wave=wave, raster=self.raster)
             if walked is not None and o.looped:
                 indexed = (e for a, e in zip(self.axes, self.extents, strict=True) if a in o.axes)
-                part = reduce(lambda a, b: a * b, indexed, walked * o.of_step) / o.bytes
+                part = prod(indexed, start=walked * o.of_step) / o.bytes
                 times = np.maximum(times * np.minimum(part, 1.0), 1.0)
             moved, stored = o.bytes * times, o.name in self.outputs
             if not (stored or once or never(self.early)):
                 axes = zip(self.axes, self.extents, strict=True)
-                sharers = reduce(lambda a, b: a * b, (e for a, e in axes if a not in o.axes), 1.0)
+                sharers = prod((e for a, e in axes if a not in o.axes), start=1.0)
                 moved = moved * (1 + FITTED["apart"] * self.early * (1 - 1 / sharers))
             total[stored] = total[stored] + moved
         return total[False], total[True]
 
 
-def never(number: Numbers) -> bool:
+def never(number: Number) -> bool:
     """Say whether a number is 0 in every candidate."""
     return isinstance(number, int | float) and not number
 
@@ -289,15 +292,15 @@ def takes_tiles(term: Term) -> bool:
     return any(program.barriers for program in kernels_of(term))
 
 
-def _allotted(program: Program) -> Numbers:
+def _allotted(program: Program) -> Number:
     """Return the registers of a CTA: what its roles set, or their share of what holds sums."""
-    held: Numbers = 0
+    held: Number = 0
     for role in program.roles:
         for buffer in buffers_of(role.body):
             if buffer.level == "registers":
                 many = buffer.stage_elements * buffer.type.bytes / 4 * role.threads
                 held = np.maximum(held, many)
-    total: Numbers = 0
+    total: Number = 0
     for role in program.roles:
         own = held / role.threads + FITTED["registers"]
         each = select(np.asanyarray(role.registers) > 0, role.registers, own)
@@ -309,7 +312,7 @@ def operands_of(program: Program, values: Mapping[str, int]) -> tuple[Fetched, .
     """Return the arrays that a program touches, at these sizes and parameters."""
     found: dict[str, Fetched] = {}
     grid = {axis.var for axis in program.grid}
-    ctas: Numbers = reduce(lambda a, b: a * b, (extent for _, extent in program.cluster), 1)
+    ctas = prod(extent for _, extent in program.cluster)
     for statement, around in walk(program):
         if not isinstance(statement, Do):
             continue
@@ -323,7 +326,7 @@ def operands_of(program: Program, values: Mapping[str, int]) -> tuple[Fetched, .
                 if FIRST in names and GROUP in program.tile_values:  # rows of a slot
                     names |= {*program.tile_values[GROUP].names()}
                 looped = any(isinstance(outer, For) for outer in around)
-                many = reduce(lambda a, b: a * b, statement.values, ctas * buffer.type.bytes)
+                many = prod(statement.values, start=ctas * buffer.type.bytes)
                 axes = frozenset(names & grid)
                 found[buffer.name] = Fetched(buffer.name, size, axes, looped, many)
     return tuple(found.values())
@@ -332,14 +335,14 @@ def operands_of(program: Program, values: Mapping[str, int]) -> tuple[Fetched, .
 def fetches(
     operand: Fetched,
     axes: tuple[str, ...],
-    extents: tuple[Numbers, ...],
+    extents: tuple[Number, ...],
     *,
-    wave: Numbers,
-    raster: tuple[Numbers, Numbers],
-) -> Numbers:
+    wave: Number,
+    raster: tuple[Number, Number],
+) -> Number:
     """Return how often an operand comes from DRAM; ``wave`` tiles are done at once."""
-    outer: Numbers = 1.0
-    inner = reduce(lambda a, b: a * b, extents[-2:], 1.0)
+    outer: Number = 1.0
+    inner: Number = prod(extents[-2:], start=1.0)
     for axis, extent in reversed([*zip(axes[:-2], extents[:-2], strict=True)]):
         if axis not in operand.axes:
             outer = outer * np.maximum(extent / np.maximum(wave / inner, 1.0), 1.0)
@@ -359,14 +362,14 @@ def fetches(
     return outer * np.maximum(times, 1.0)
 
 
-def latency_of(access: Access, around: tuple[For, ...], *, device: Device) -> Numbers:
+def latency_of(access: Access, around: tuple[For, ...], *, device: Device) -> Number:
     """Return the cycles after which a load's data is there, on average over the iterations.
 
     An iteration pays the way to DRAM where it is the first to touch a sector: inputs are cold, and
     the CTAs that share a sector ask for it at about the same time.  Along the contiguous dimension
     several iterations share one.
     """
-    fresh: Numbers = 0.0 if around else 1.0
+    fresh: Number = 0.0 if around else 1.0
     innermost = len(access.buffer.shape) - 1
     for loop in around:
         for d, origin in enumerate(access.origin):
@@ -374,7 +377,7 @@ def latency_of(access: Access, around: tuple[For, ...], *, device: Device) -> Nu
             if any(isinstance(c, str) for c in steps):
                 fresh = 1.0  # a launch's stride: past all that the CTAs have just touched
                 continue
-            step: Numbers = sum(steps, 0)
+            step = sum((c for c in steps if not isinstance(c, str)), 0)
             if d == innermost:
                 reached = np.maximum(step, 0) * access.buffer.type.bytes / device.sector_bytes
                 fresh = np.maximum(fresh, np.minimum(reached, 1.0))

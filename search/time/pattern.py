@@ -22,11 +22,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import lru_cache
 from itertools import groupby
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tinygpu.numbers import Integers, Number
 from tinygpu.space.sharing import narrowed, remembered
 from tinygpu.term.access import SECTOR_BYTES, WARP_LANES, bank_wavefronts
 from tinygpu.term.layout import Swizzle
@@ -36,26 +35,24 @@ __all__ = ["lines", "wavefronts"]
 LINE_BYTES = 128  # spec: CUDA C++ Programming Guide
 TAGS = 4  # fitted: lines that L1 looks up in a cycle (4092^3 naive kernels, 32 lines a request)
 SETS = 64  # fitted: rows 16 KiB apart crowd one set and come from L2 each time (4096^3)
-Numbers = Any
-"""An int, or an array of them that broadcasts."""
-Count = Callable[[NDArray[np.int64], int], NDArray[np.int64]]
+Count = Callable[[Integers, int], Integers]
 """Count patterns, one a row: vector, swizzle, then extent and step of each thread mode."""
 
 
 def wavefronts(
-    threads: tuple[Numbers, ...],
-    steps: tuple[Numbers, ...],
+    threads: tuple[Number, ...],
+    steps: tuple[Number, ...],
     width: int,
-    vector: Numbers,
-    swizzle: tuple[Numbers, Numbers, Numbers] = (0, 0, 0),
-) -> Numbers:
+    vector: Number,
+    swizzle: tuple[Number, Number, Number] = (0, 0, 0),
+) -> Number:
     """Return a warp's wavefronts in shared memory; ``vector`` elements of ``width`` B a lane."""
     return _counted(_bank_wavefronts, threads, steps, width, vector, swizzle)
 
 
 def lines(
-    threads: tuple[Numbers, ...], steps: tuple[Numbers, ...], width: int, vector: Numbers
-) -> Numbers:
+    threads: tuple[Number, ...], steps: tuple[Number, ...], width: int, vector: Number
+) -> Number:
     """Return the cycles of a warp's access to L1: 128 B or 4 lines in each.
 
     Lines that crowd one set of the cache are fetched anew each time, one in a cycle.
@@ -65,17 +62,17 @@ def lines(
 
 def _counted(
     count: Count,
-    threads: tuple[Numbers, ...],
-    steps: tuple[Numbers, ...],
+    threads: tuple[Number, ...],
+    steps: tuple[Number, ...],
     width: int,
-    vector: Numbers,
-    swizzle: tuple[Numbers, ...],
-) -> Numbers:
+    vector: Number,
+    swizzle: tuple[Number, ...],
+) -> Number:
     moves = (n for pair in zip(threads, steps, strict=True) for n in pair)
     return remembered(_each_counted_once, count, width, vector, *swizzle, *moves)
 
 
-def _each_counted_once(count: Count, width: int, *numbers: Numbers) -> Numbers:
+def _each_counted_once(count: Count, width: int, *numbers: Number) -> Number:
     """Count each different pattern once: number the patterns, count them, spread the answers."""
     columns = [narrowed(_plain(n)) for n in numbers[:4]]
     below = np.ones((), np.int64)
@@ -101,17 +98,17 @@ def _each_counted_once(count: Count, width: int, *numbers: Numbers) -> Numbers:
 
 
 def _paired(
-    kinds: NDArray[np.int64],
-    code: NDArray[np.int64],
-    more: NDArray[np.int64],
-    which: NDArray[np.int64],
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    kinds: Integers,
+    code: Integers,
+    more: Integers,
+    which: Integers,
+) -> tuple[Integers, Integers]:
     """Return the pairs of kinds that occur, a row each, and the number of each place's pair."""
     met, joint = _numbered(code * len(more) + which)
     return np.column_stack((kinds[met // len(more)], more[met % len(more)])), joint
 
 
-def _numbered(array: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _numbered(array: Integers) -> tuple[Integers, Integers]:
     """Return the different values, ascending, and which one each is."""
     least, most = int(array.min()), int(array.max())
     if most - least > 4 * array.size:
@@ -123,7 +120,7 @@ def _numbered(array: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.i
     return np.flatnonzero(met) + least, (np.cumsum(met) - 1).take(places)
 
 
-def _plain(number: Numbers) -> NDArray[np.int64]:
+def _plain(number: Number) -> Integers:
     """Return an array of integers, outside of a space's memo."""
     return np.asarray(number, np.int64).view(np.ndarray)
 
@@ -133,7 +130,7 @@ def _one(count: Count, row: tuple[int, ...], width: int) -> int:
     return int(count(np.array([row]), width)[0])
 
 
-def _offsets(rows: NDArray[np.int64]) -> NDArray[np.int64]:
+def _offsets(rows: Integers) -> Integers:
     """Return the elements that the lanes touch, before a swizzle: (patterns, 32)."""
     lane, total = np.arange(WARP_LANES)[None, :], np.zeros((len(rows), WARP_LANES), np.int64)
     for extent, step in zip(rows.T[4::2, :, None], rows.T[5::2, :, None], strict=True):
@@ -142,7 +139,7 @@ def _offsets(rows: NDArray[np.int64]) -> NDArray[np.int64]:
     return total
 
 
-def _bank_wavefronts(rows: NDArray[np.int64], width: int) -> NDArray[np.int64]:
+def _bank_wavefronts(rows: Integers, width: int) -> Integers:
     at, result = _offsets(rows), np.empty(len(rows), np.int64)
     groups, group = np.unique(rows[:, :4], axis=0, return_inverse=True)
     for number, (vector, *swizzle) in enumerate(groups.tolist()):
@@ -153,7 +150,7 @@ def _bank_wavefronts(rows: NDArray[np.int64], width: int) -> NDArray[np.int64]:
     return result
 
 
-def _lines(rows: NDArray[np.int64], width: int) -> NDArray[np.int64]:
+def _lines(rows: Integers, width: int) -> Integers:
     bytes_ = np.minimum(rows[:, :1] * width, 16)
     at = _offsets(rows) * width // bytes_ * bytes_
     at = at - at.min(axis=1, keepdims=True)
@@ -164,11 +161,11 @@ def _lines(rows: NDArray[np.int64], width: int) -> NDArray[np.int64]:
     found = np.maximum(
         (lines >= 0).sum(axis=1) / TAGS, (moved >= 0).sum(axis=1) * SECTOR_BYTES / LINE_BYTES
     )
-    cycles: NDArray[np.int64] = np.ceil(found).astype(np.int64)
+    cycles: Integers = np.ceil(found).astype(np.int64)
     return np.maximum(cycles, np.where(crowded > TAGS, crowded, 1))
 
 
-def _different(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+def _different(numbers: Integers) -> Integers:
     """Return each row's different numbers, which are not negative; -1 for the others."""
     ascending = np.sort(numbers, axis=1)
     ascending[:, 1:][ascending[:, 1:] == ascending[:, :-1]] = -1

@@ -28,12 +28,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import reduce
 from math import prod
-from typing import Any
 
 import numpy as np
 
 from tinygpu.devices.device import Device
 from tinygpu.isa.fragment import Blocks
+from tinygpu.numbers import Number, Truth
 from tinygpu.search.time.fitted import FITTED
 from tinygpu.search.time.pattern import wavefronts
 from tinygpu.term.access_map import Access
@@ -45,7 +45,6 @@ __all__ = [
     "share_inside", "smem_width", "tma_latency", "touches_smem", "transfer_cycles",
 ]  # fmt: skip
 
-Numbers = Any
 AT_ONCE = 4  # spec: matrices of one ldmatrix.x4
 MMA_LATENCY_CYCLES = 24.0  # published: arXiv 2402.13499
 _SHARE = {"sm_90a": 0.65, "sm_90": 0.65}  # published: 494 of 757 TFLOP/s, arXiv 2402.13499
@@ -84,12 +83,12 @@ def block_cycles(blocks: Blocks, device: Device) -> float:
     return 2 * prod(blocks.shape) / (rate * blocks.rate)
 
 
-def matrices(do: Do) -> tuple[Numbers, Numbers]:
+def matrices(do: Do) -> tuple[Number, Number]:
     """Return how many 8 x 8 matrices an ldmatrix statement reads, and the wavefronts of each."""
     (read,) = (r for r in do.reads if isinstance(r, Access))
     count = reduce(lambda a, b: a * b, do.values[1:], 1)
 
-    def step(steps: tuple[Numbers, ...]) -> Numbers:
+    def step(steps: tuple[Number, ...]) -> Number:
         strides = (s for s in read.buffer.stride if not isinstance(s, str))
         return sum((a * s for a, s in zip(steps, strides, strict=True)), 0)
 
@@ -101,7 +100,7 @@ def matrices(do: Do) -> tuple[Numbers, Numbers]:
     return count, wavefronts(lanes, steps, width, each, read.buffer.swizzle)
 
 
-def product_cycles(do: Do, device: Device, smem_bytes_per_cycle: Numbers) -> Mapping[str, Numbers]:
+def product_cycles(do: Do, device: Device, smem_bytes_per_cycle: Number) -> Mapping[str, Number]:
     """Return how long a product occupies the tensor cores and shared memory's port of its SM."""
     k, inner, outer, ctas, high, blocks = do.values
     rows, columns = high * blocks, inner * outer
@@ -115,7 +114,7 @@ def product_cycles(do: Do, device: Device, smem_bytes_per_cycle: Numbers) -> Map
     return {"tensor": np.maximum(busy, read), "smem": read}
 
 
-def copy_cycles(do: Do, smem_bytes_per_cycle: Numbers) -> Mapping[str, Numbers]:
+def copy_cycles(do: Do, smem_bytes_per_cycle: Number) -> Mapping[str, Number]:
     """Return how long a copy from shared memory to tensor memory occupies both.
 
     A guess until measured: that it is limited by shared memory, and products wait for it.
@@ -124,12 +123,12 @@ def copy_cycles(do: Do, smem_bytes_per_cycle: Numbers) -> Mapping[str, Numbers]:
     return {"tensor": moved / smem_bytes_per_cycle, "smem": moved / smem_bytes_per_cycle}
 
 
-def transfer_cycles(count: Numbers, device: Device) -> Numbers:
+def transfer_cycles(count: Number, device: Device) -> Number:
     """Return how long ``count`` cells take between tensor memory and registers."""
     return count * _CELL_BYTES / _TMEM_BYTES_PER_CYCLE + device.smem_latency_cycles
 
 
-def line_writes(line_bytes: Numbers) -> Numbers:
+def line_writes(line_bytes: Number) -> Number:
     """Return the writes that a line of so many bytes is for L2, in the mean over where it begins.
 
     L2 takes what lies within 64 B at once.
@@ -137,7 +136,7 @@ def line_writes(line_bytes: Numbers) -> Numbers:
     return (line_bytes + _WRITE_BYTES - np.gcd(line_bytes, _WRITE_BYTES)) / _WRITE_BYTES
 
 
-def home_cycles(do: Do, count: Any, extents: Mapping[str, Any]) -> Any:
+def home_cycles(do: Do, count: Number, extents: Mapping[str, Number]) -> Number:
     """Return the cycles that ``count`` elements a copy take into another CTA of its cluster."""
     buffer, ctas = do.write.buffer, extents[do.write.buffer.home]
     return (ctas - 1) / ctas * count * buffer.type.bytes / _HOME_BYTES_PER_CYCLE
@@ -154,9 +153,9 @@ def smem_width(do: Do) -> int:
     return max(r.buffer.type.bytes for r in reads if r.buffer.level == "smem")
 
 
-def share_inside(do: Do, program: Program, values: Mapping[str, int]) -> Numbers:
+def share_inside(do: Do, program: Program, values: Mapping[str, int]) -> Number:
     """Return the share of a load's lines, over all tiles, that lie inside the array."""
-    share: Numbers = 1.0
+    share: Number = 1.0
     extents = {axis.var: axis.extent for axis in program.grid}
     for read in do.reads:
         if not isinstance(read, Access):
@@ -171,13 +170,13 @@ def share_inside(do: Do, program: Program, values: Mapping[str, int]) -> Numbers
     return share
 
 
-def sectors_of_warp(do: Do, values: Mapping[str, int], sector_bytes: int) -> Numbers:
+def sectors_of_warp(do: Do, values: Mapping[str, int], sector_bytes: int) -> Number:
     """Return the sectors that a warp's move of one vector each straight to or from gmem touches."""
     access = next(a for a in do.accesses if a.buffer.level == "gmem")
     strides = [values[s] if isinstance(s, str) else s for s in access.buffer.stride]
     width, total, left = access.buffer.type.bytes, np.float64(1.0), np.int64(32)
     for extent, steps in zip(do.threads, access.thread, strict=True):
-        idle: Any = bool(do.lanes) | (extent == 1)  # those that take no part
+        idle: Truth = bool(do.lanes) | (extent == 1)  # those that take no part
         for step in steps:
             idle = idle & (step == 0)
         lanes, fewer = np.minimum(extent, left), np.maximum(left // np.maximum(extent, 1), 1)

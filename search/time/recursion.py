@@ -59,9 +59,9 @@ from itertools import accumulate
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tinygpu.errors import ProgramError
+from tinygpu.numbers import Floats, Integers, Number, Truth
 from tinygpu.search.time.fitted import FITTED
 from tinygpu.search.time.tile_steps import TileSteps
 from tinygpu.search.time.work import (
@@ -82,10 +82,8 @@ __all__ = [
     "path", "reach", "span_cycles", "together", "tokens_of", "waits",
 ]  # fmt: skip
 
-Numbers = Any
-Times = NDArray[np.float64]
-Places = NDArray[np.int64]
-Time = Any
+Known = dict[str, Number]
+Time = Number
 """An array over points, a float, or what stands for a table of a space."""
 SUBCORES = 4  # spec: of an SM, since Volta
 WHOLE = frozenset(("smem", "l1", "shuffle", "fetch"))
@@ -101,7 +99,7 @@ _BEFORE = 64
 """Phases before the first that an index may name; they are over from the start."""
 
 
-def occupied(cycles: Mapping[str, Numbers], warps: Numbers) -> dict[str, Numbers]:
+def occupied(cycles: Mapping[str, Number], warps: Number) -> dict[str, Number]:
     """Return for how many cycles so many warps keep each unit of an SM busy, from one warp's.
 
     A warp runs on one sub-core, and has no use of the others' parts of a unit.
@@ -110,7 +108,7 @@ def occupied(cycles: Mapping[str, Numbers], warps: Numbers) -> dict[str, Numbers
     return {unit: each * (warps if unit in WHOLE else even) for unit, each in cycles.items()}
 
 
-def alone(cycles: Mapping[str, Numbers]) -> Numbers:
+def alone(cycles: Mapping[str, Number]) -> Number:
     """Return the cycles in which one warp issues its instructions, whatever the others do."""
     return cycles["issue"] * (4 * FITTED["warp_interval"])
 
@@ -120,7 +118,7 @@ def together(loop: Loop) -> bool:
     return any(isinstance(node, Event) and node.kind == "sync" for node in loop.body)
 
 
-def pace(loop: Loop, warps: Numbers) -> Numbers:
+def pace(loop: Loop, warps: Number) -> Number:
     """Return the cycles from one step of an unrolled loop to the next.
 
     Its busiest unit sets it, or its loads: the assembler moves few of them up past earlier steps.
@@ -130,20 +128,20 @@ def pace(loop: Loop, warps: Numbers) -> Numbers:
     return np.maximum(cycles, waits(loop))
 
 
-def waits(loop: Loop) -> Numbers:
+def waits(loop: Loop) -> Number:
     """Return the cycles for which a step waits for its loads from global memory."""
     loads = (e for e in loop.body if isinstance(e, Event) and e.kind == "do" and "l1" in e.each)
     return sum((e.count * e.latency for e in loads), 0.0) / loop.flying
 
 
-def span_cycles(nodes: Tree) -> Numbers:
+def span_cycles(nodes: Tree) -> Number:
     """Return how long a copy's warps take for statements that wait for no barrier.
 
     Chunks that are stored from a ring go at its period.
     """
-    serial: Numbers = 0.0
-    read: Numbers = 0.0
-    stages: Numbers = 1
+    serial: Number = 0.0
+    read: Number = 0.0
+    stages: Number = 1
     for node in nodes:
         match node:
             case Loop(form="serial"):
@@ -158,7 +156,7 @@ def span_cycles(nodes: Tree) -> Numbers:
     return np.maximum(serial, (serial + read) / stages)
 
 
-def path(tree: Tree, warps: Numbers) -> Numbers:
+def path(tree: Tree, warps: Number) -> Number:
     """Return the cycles that one CTA of so many warps takes alone on an SM.
 
     Only maxima and sums of the tree's numbers occur: it is monotone in each.
@@ -168,11 +166,11 @@ def path(tree: Tree, warps: Numbers) -> Numbers:
     return state.last
 
 
-def numbers(agents: tuple[TimedAgent, ...]) -> list[Numbers]:
+def numbers(agents: tuple[TimedAgent, ...]) -> list[Number]:
     """Return every number of the agents in order."""
-    found: list[Numbers] = []
+    found: list[Number] = []
 
-    def note(number: Numbers) -> Numbers:
+    def note(number: Number) -> Number:
         found.append(number)
         return number
 
@@ -181,7 +179,7 @@ def numbers(agents: tuple[TimedAgent, ...]) -> list[Numbers]:
     return found
 
 
-def _filled(agents: tuple[TimedAgent, ...], leaves: Sequence[Numbers]) -> tuple[TimedAgent, ...]:
+def _filled(agents: tuple[TimedAgent, ...], leaves: Sequence[Number]) -> tuple[TimedAgent, ...]:
     rest = iter(leaves)
     return tuple(of_agent(agent, lambda _: next(rest)) for agent in agents)
 
@@ -209,15 +207,15 @@ class CopyState:
     groups: list[tuple[Time, Time]] = field(default_factory=list)
     turn: int = 0
     taken: int = 0
-    warps: Numbers = 1.0
+    warps: Number = 1.0
     units: dict[str, Time] = field(default_factory=dict)
     ready: dict[str, Time] = field(default_factory=dict)
     landed: Time = 0.0
-    there: dict[str, tuple[Time, Time, Numbers]] = field(default_factory=dict)
+    there: dict[str, tuple[Time, Time, Number]] = field(default_factory=dict)
     issued: Time = 0.0
     worked: Time = 0.0
 
-    def busy(self, cycles: Numbers) -> None:
+    def busy(self, cycles: Number) -> None:
         """Let both clocks go on."""
         one = self.now is self.last
         self.now = self.now + cycles
@@ -231,9 +229,9 @@ class CopyState:
 class Walk:
     """The rules of statements and of loops that have a closed form."""
 
-    later: Callable[[Any, Any], Any] = staticmethod(np.maximum)
+    later: Callable[..., Number] = staticmethod(np.maximum)
 
-    def nodes(self, nodes: Tree, state: CopyState, known: dict[str, Any]) -> None:
+    def nodes(self, nodes: Tree, state: CopyState, known: Known) -> None:
         """Follow statements in order."""
         for node in nodes:
             match node:
@@ -254,7 +252,7 @@ class Walk:
                 case Loop():
                     state.busy(node.trips * span_cycles(node.body))
 
-    def rolled(self, loop: Loop, state: CopyState, known: dict[str, Any]) -> None:
+    def rolled(self, loop: Loop, state: CopyState, known: Known) -> None:
         """Go on at the period of a loop with a branch."""
         one = together(loop)
 
@@ -276,7 +274,7 @@ class Walk:
         state.units.clear()
         state.ready.clear()
 
-    def unrolled(self, loop: Loop, state: CopyState, known: dict[str, Any]) -> None:
+    def unrolled(self, loop: Loop, state: CopyState, known: Known) -> None:
         """Walk an unrolled loop: once through its chain, then at its pace."""
         now, last, landed = state.now, state.last, state.landed
         before = dict(state.units), dict(state.ready)
@@ -291,7 +289,7 @@ class Walk:
                 if end is not old.get(name, 0.0):
                     new[name] = select(some, end + more, old.get(name, 0.0))
 
-    def event(self, event: Event, state: CopyState, known: dict[str, Any], mask: Any) -> None:
+    def event(self, event: Event, state: CopyState, known: Known, mask: Truth) -> None:
         """Follow one event."""
         match event.kind:
             case "do" | "async":
@@ -323,7 +321,7 @@ class Walk:
             state.ready[event.write] = there
         return start, end, there
 
-    def guarded(self, guard: Guard, state: CopyState, known: dict[str, Any], mask: Any) -> None:
+    def guarded(self, guard: Guard, state: CopyState, known: Known, mask: Truth) -> None:
         """Arrive where the index is below the bound, and the mask holds."""
         bound = known[guard.bound] if isinstance(guard.bound, str) else guard.bound
         mask = mask & (guard.index.evaluate(known) < bound)
@@ -344,12 +342,12 @@ class Following(Walk):
     """
 
     def __init__(
-        self, agents: tuple[TimedAgent, ...], share: Numbers, stages: Numbers, size: int
+        self, agents: tuple[TimedAgent, ...], share: Number, stages: Number, size: int
     ) -> None:
         self.share, self.size = share, size
         self.turns = [np.asarray(n, np.int64) for n in (stages, tokens_of(agents, stages))]
-        self.turn: Numbers = 1
-        self.apart: Numbers = 0.0
+        self.turn: Number = 1
+        self.apart: Number = 0.0
         self.later = max if size == 1 else np.maximum
         self.zero: Time = 0.0 if size == 1 else np.zeros(size)
         self.states = [
@@ -362,22 +360,22 @@ class Following(Walk):
             for a in agents
         ]
         self.clocked = clocked(agents)
-        self.arrived: dict[tuple[str, int], Numbers] = {}
+        self.arrived: dict[tuple[str, int], Number] = {}
         self.units: dict[str, Time] = {}
-        self.phases: dict[str, Any] = {}
-        self.made: dict[int, Mapping[str, Numbers]] = {}
-        self.arithmetic: dict[int, tuple[float, tuple[tuple[str, float], ...]]] = {}
+        self.phases: dict[str, Any] = {}  # of one point a list, which grows, else an array
+        self.made: dict[int, Mapping[str, Number]] = {}
+        self.arithmetic: dict[int, tuple[Number, tuple[tuple[str, Number], ...]]] = {}
         self.columns = np.arange(size)
         self.tensor = self.smem = self.fill = self.tma = self.zero
         self.rows = 0
 
     def cycles(
-        self, tiles: Numbers, steps: Numbers, first_tiles: int, first_steps: int, window: int
-    ) -> Times:
+        self, tiles: Number, steps: Number, first_tiles: int, first_steps: int, window: int
+    ) -> Floats:
         """Return the cycles of all tiles: the first ones step by step, then at the period."""
         return self.followed(tiles, [(steps, first_steps)] * first_tiles, window)
 
-    def followed(self, tiles: Numbers, each: Sequence[tuple[Numbers, int]], window: int) -> Times:
+    def followed(self, tiles: Number, each: Sequence[tuple[Number, int]], window: int) -> Floats:
         """Return the cycles of all tiles; ``each`` of the first has steps, the first one by one."""
         before = list(accumulate((first for _, first in each), initial=0))
         loops = max(len(agents[0].agent.loops) for agents in self.states)
@@ -385,7 +383,7 @@ class Following(Walk):
         ends: list[Time] = []
         for tile, (steps, first_steps) in enumerate(each):
             states = [copies[tile % len(copies)] for copies in self.states]
-            values = [
+            values: list[Known] = [
                 {s.agent.tile: tile, s.agent.turn: s.turn, s.agent.copy: s.copy,
                  s.agent.steps: first_steps,
                  counted(s.agent.tile, s.agent.steps): before[tile],
@@ -421,7 +419,7 @@ class Following(Walk):
         return np.asarray(ends[-1])
 
     def steps(
-        self, states: Sequence[tuple[CopyState, dict[str, Any]]], number: int, steps: range
+        self, states: Sequence[tuple[CopyState, Known]], number: int, steps: range
     ) -> list[Time]:
         """Follow some steps of one of a tile's loops; return when each ends."""
         if self.clocked:
@@ -439,12 +437,12 @@ class Following(Walk):
         return seen
 
     def in_order(
-        self, states: Sequence[tuple[CopyState, dict[str, Any]]], number: int, steps: range
+        self, states: Sequence[tuple[CopyState, Known]], number: int, steps: range
     ) -> list[Time]:
         """Follow them in the order of the clocks."""
-        seen = dict.fromkeys(steps, 0.0)
+        seen: dict[int, Time] = dict.fromkeys(steps, 0.0)
 
-        def way(state: CopyState, known: dict[str, Any]) -> Iterator[Event | Loop]:
+        def way(state: CopyState, known: Known) -> Iterator[Event | Loop]:
             loop = _loop(state.agent, number)
             if steps.start == 0:
                 yield from self.happening(loop.before, known)
@@ -456,7 +454,7 @@ class Following(Walk):
         self.run([(state, known, way(state, known)) for state, known in states])
         return list(seen.values())
 
-    def happening(self, nodes: Tree, known: dict[str, Any]) -> Iterator[Event | Loop]:
+    def happening(self, nodes: Tree, known: Known) -> Iterator[Event | Loop]:
         """Go through the statements that happen, a loop without signals as one."""
         for node in nodes:
             match node:
@@ -471,7 +469,7 @@ class Following(Walk):
                 case _:
                     yield node
 
-    def run(self, ways: Sequence[tuple[CopyState, dict[str, Any], Iterator[Event | Loop]]]) -> None:
+    def run(self, ways: Sequence[tuple[CopyState, Known, Iterator[Event | Loop]]]) -> None:
         """Let agents go on, those that load as far as they can, else the one with the least clock.
 
         Who waits for a phase goes on when all have arrived.  Raises ProgramError if nobody can.
@@ -481,7 +479,8 @@ class Following(Walk):
         loads = [any(isinstance(n, Event) and n.kind == "load" for n in s.agent.body)
                  for s, *_ in ways]  # fmt: skip
         while True:
-            able, least = -1, (True, math.inf)
+            able = -1
+            least: tuple[bool, Time] = (True, math.inf)
             for n, (node, need) in enumerate(zip(at, needs, strict=True)):
                 if node is None or (need and self.arrived.get(need[0], 0) < need[1]):
                     continue
@@ -508,22 +507,22 @@ class Following(Walk):
             )
 
     def need(
-        self, node: Event | Loop | None, known: Mapping[str, Any]
-    ) -> tuple[tuple[str, int], Numbers] | None:
+        self, node: Event | Loop | None, known: Mapping[str, Number]
+    ) -> tuple[tuple[str, int], Number] | None:
         """Return the phase that a statement waits for, and how many arrivals complete it."""
         if not isinstance(node, Event) or node.kind != "wait":
             return None
         index = int(node.index.evaluate(known))
         return None if index < 0 else ((node.barrier, index), node.arrivals)
 
-    def cycles_of(self, event: Event) -> Mapping[str, Numbers]:
+    def cycles_of(self, event: Event) -> Mapping[str, Number]:
         """Return the cycles of an event, which are made once."""
         key = id(event)  # the agents of the states keep it
         if key not in self.made:
             self.made[key] = event.cycles
         return self.made[key]
 
-    def math(self, event: Event, state: CopyState) -> tuple[float, float]:
+    def math(self, event: Event, state: CopyState) -> tuple[Time, Time]:
         """Let a copy's warps do arithmetic: in order, on units that it shares with the others.
 
         Returns its start, and when all have done it.  A value is there a latency after its
@@ -536,7 +535,8 @@ class Following(Walk):
             busy = tuple((unit, each * self.share) for unit, each in cycles.items())
             self.arithmetic[key] = alone(cycles), busy
         issue, busy = self.arithmetic[key]
-        start, least, count = state.now, 0.0, event.count
+        least: Time = 0.0
+        start, count = state.now, event.count
         for name in event.reads:
             if name in there:
                 first, last, many = there[name]
@@ -559,7 +559,7 @@ class Following(Walk):
         state.worked = worked if worked > state.worked else state.worked
         return start, end
 
-    def jump(self, states: list[CopyState], number: int, seen: list[Time], more: Numbers) -> None:
+    def jump(self, states: list[CopyState], number: int, seen: list[Time], more: Number) -> None:
         """Go on for more steps of a loop at the period: what the steps moved moves along."""
         if len(seen) < 4 or not np.any(more > 0):
             return
@@ -602,7 +602,7 @@ class Following(Walk):
         tiles = {"tensor": self.tensor, "smem": self.smem, "fill": self.fill, "tma": self.tma}
         return {**tiles, **self.units}
 
-    def turn_of(self, gaps: Times) -> tuple[Places, Times]:
+    def turn_of(self, gaps: Floats) -> tuple[Integers, Floats]:
         """Return after how many steps the times between steps come again, and how far they do not.
 
         The critical cycle is a turn of the ring, or from a load to the one that may take its stage.
@@ -617,7 +617,7 @@ class Following(Walk):
             found, least = np.where(better, turn, found), np.where(better, apart, least)
         return found, least
 
-    def event(self, event: Event, state: CopyState, known: dict[str, Any], mask: Any) -> None:
+    def event(self, event: Event, state: CopyState, known: Known, mask: Truth) -> None:
         """Follow one event; an arrival where the mask (True, or an array) holds."""
         if event.kind == "math":
             self.math(event, state)
@@ -666,15 +666,15 @@ class Following(Walk):
             case _:
                 super().event(event, state, known, mask)
 
-    def arrive(self, event: Event, known: Mapping[str, Any]) -> None:
+    def arrive(self, event: Event, known: Mapping[str, Number]) -> None:
         """Count arrivals."""
         if event.kind == "arrive":
             key = event.barrier, int(event.index.evaluate(known))
             self.arrived[key] = self.arrived.get(key, 0) + event.arrivals
 
-    def newest(self, state: CopyState, pending: Numbers) -> tuple[Numbers, Numbers]:
+    def newest(self, state: CopyState, pending: Number) -> tuple[Number, Number]:
         """Return the ends of the newest group but ``pending``."""
-        found: tuple[Numbers, Numbers] = (self.zero, self.zero)
+        found: tuple[Number, Number] = (self.zero, self.zero)
         for n in range(min(int(np.max(pending)) + 1, len(state.groups))):
             here, group = pending == n, state.groups[-1 - n]
             if isinstance(here, np.ndarray):
@@ -684,17 +684,18 @@ class Following(Walk):
                 found = group
         return found
 
-    def phase(self, barrier: str, index: Numbers) -> Numbers:
+    def phase(self, barrier: str, index: Number) -> Number:
         """Return when a phase is complete."""
         if barrier not in self.phases:
             return self.zero
-        phases = self.phases[barrier]
+        phases, at = self.phases[barrier], self.zero
         if isinstance(index, np.ndarray):
-            return phases[np.maximum(index.astype(np.int64) + _BEFORE, 0), self.columns]
-        row = max(int(index) + _BEFORE, 0)
-        return phases[row] if row < len(phases) else self.zero
+            at = phases[np.maximum(index.astype(np.int64) + _BEFORE, 0), self.columns]
+        elif (row := max(int(index) + _BEFORE, 0)) < len(phases):
+            at = phases[row]
+        return at
 
-    def complete(self, barrier: str, index: Numbers, at: Numbers, mask: Any) -> None:
+    def complete(self, barrier: str, index: Number, at: Number, mask: Truth) -> None:
         """Note that a phase is complete no earlier than ``at``, where the mask holds."""
         if barrier not in self.phases:
             many = _BEFORE + self.rows
@@ -712,7 +713,7 @@ class Following(Walk):
         )
 
 
-def tokens_of(agents: tuple[TimedAgent, ...], stages: Times) -> Times:
+def tokens_of(agents: tuple[TimedAgent, ...], stages: Number) -> Number:
     """Return the tokens of the cycle from a load to the one that may take its stage.
 
     A stage is released when products so many steps later have begun.
@@ -722,7 +723,8 @@ def tokens_of(agents: tuple[TimedAgent, ...], stages: Times) -> Times:
         for node in agent.body:
             if isinstance(node, Event) and node.group and node.group.holds == "sums":
                 tokens = np.minimum(tokens, stages - node.pending)
-    return np.maximum(tokens, 1)
+    least: Number = np.maximum(tokens, 1)
+    return least
 
 
 def reach(trees: Sequence[Tree]) -> tuple[int, int]:
@@ -741,7 +743,7 @@ def _loop(agent: TimedAgent, number: int) -> StepLoop:
     return agent.loops[number] if number < len(agent.loops) else StepLoop()
 
 
-def _late_work(loop: StepLoop) -> dict[str, Numbers]:
+def _late_work(loop: StepLoop) -> dict[str, Number]:
     """Return the cycles of each unit in a step far from both ends of its loop."""
     return total_work(loop.body, lambda guard: float(guard.late))
 
@@ -766,11 +768,11 @@ class Recursion:
         self.agents, self.own = agents, own
         self.singly = clocked(agents)
         self.chunk = 1 if self.singly else _CHUNK
-        self._last: tuple[list[Numbers], tuple[TimedAgent, ...]] = ([], ())
+        self._last: tuple[list[Number], tuple[TimedAgent, ...]] = ([], ())
 
-    def __call__(self, share: Any, tiles: Any, steps: Any, stages: Any, *leaves: Any) -> Any:
+    def __call__(self, *numbers: Number) -> Number:
         """Return the cycles from the first load to the last store: elementwise on arrays."""
-        inputs = [np.asarray(x, np.float64) for x in (share, tiles, steps, stages, *leaves)]
+        inputs = [np.asarray(x, np.float64) for x in numbers]
         shape = np.broadcast_shapes(*(x.shape for x in inputs))
         flat = [np.broadcast_to(x, shape).reshape(-1) if x.ndim else x for x in inputs]
         first, same = _apart([x for x in flat if x.ndim], int(np.prod(shape)))
@@ -783,16 +785,16 @@ class Recursion:
             result[here] = self._apart(some, size) if self.own else self._part(some, size)
         return result[same].reshape(shape) if shape else float(result[0])
 
-    def filled(self, leaves: Sequence[Numbers]) -> tuple[TimedAgent, ...]:
+    def filled(self, leaves: Sequence[Number]) -> tuple[TimedAgent, ...]:
         """Return the agents with numbers of points; of one point they are made once."""
         if not self.singly:
             return _filled(self.agents, leaves)
-        here = [float(x) for x in leaves]
+        here: list[Number] = [float(x) for x in leaves]
         if here != self._last[0]:
             self._last = here, _filled(self.agents, here)
         return self._last[1]
 
-    def _apart(self, inputs: Sequence[Times], size: int) -> Times:
+    def _apart(self, inputs: Sequence[Floats], size: int) -> Floats:
         """Follow the busiest cluster's tiles, each with its steps; of many: with their mean.
 
         A CTA of one tile, as others follow it on its SM, has their mean too.
@@ -822,7 +824,7 @@ class Recursion:
             result[at] = self._part([some[0], of_all[of], mean[of], some[1], *some[2:]], len(at))
         return result
 
-    def _sequence(self, some: Sequence[Times], taken: tuple[int, ...], size: int) -> Times:
+    def _sequence(self, some: Sequence[Floats], taken: tuple[int, ...], size: int) -> Floats:
         """Follow tiles with different steps, the first of each until they are periodic."""
         share, stages, *leaves = some
         longest = np.asarray(float(max(taken)))
@@ -837,7 +839,7 @@ class Recursion:
             result[at] = run.followed(len(each), each, len(each))
         return result
 
-    def _part(self, inputs: Sequence[Times], size: int) -> Times:
+    def _part(self, inputs: Sequence[Floats], size: int) -> Floats:
         """Follow one tile until its steps are periodic; where there are more, whole turns of it."""
         tiles, most, ring = (np.broadcast_to(x, size) for x in inputs[1:4])
         result, few, turn = self._one_tile(inputs, size)
@@ -853,7 +855,7 @@ class Recursion:
             result[at], _, _ = self._followed(inputs, at, tiles, steps, covering)
         return result
 
-    def _one_tile(self, inputs: Sequence[Times], size: int) -> tuple[Times, Times, Times]:
+    def _one_tile(self, inputs: Sequence[Floats], size: int) -> tuple[Floats, Floats, Floats]:
         """Return a tile's cycles, how many steps were followed until periodic, and their turns."""
         most, ring = (np.broadcast_to(x, size) for x in inputs[2:4])
         stages = _few_stages(ring)
@@ -869,8 +871,8 @@ class Recursion:
         return result, few, turn
 
     def _followed(
-        self, inputs: Sequence[Times], at: Places, tiles: Times, steps: Times, window: Times
-    ) -> tuple[Times, Times, Times]:
+        self, inputs: Sequence[Floats], at: Integers, tiles: Floats, steps: Floats, window: Floats
+    ) -> tuple[Floats, Floats, Floats]:
         """Return the cycles of some points, in groups that follow as many tiles and steps.
 
         Also the turns of their steps, and by how much these are not periodic.  Parts of a tile or
@@ -890,12 +892,12 @@ class Recursion:
         return found[0], found[1], found[2]
 
 
-def _few_stages(ring: Times) -> Times:
+def _few_stages(ring: Floats) -> Floats:
     """Round stages up, so that there are few different ones."""
     return np.asarray(2 ** np.ceil(np.log2(np.maximum(ring, 4))))
 
 
-def _apart(columns: Sequence[Times], count: int) -> tuple[Places, Places]:
+def _apart(columns: Sequence[Floats], count: int) -> tuple[Integers, Integers]:
     """Return where each combination of numbers comes first, and which one each point has."""
     if not columns or count < 2:
         return np.zeros(1, np.int64), np.zeros(count, np.int64)
@@ -905,7 +907,7 @@ def _apart(columns: Sequence[Times], count: int) -> tuple[Places, Places]:
     return first, same
 
 
-def _alike(numbers: Times) -> Numbers:
+def _alike(numbers: Floats) -> Number:
     """Return one number for points that all have it: what it makes is then made once."""
     first = numbers.item(0)
     return first if numbers.ndim == 0 or (numbers == first).all() else numbers

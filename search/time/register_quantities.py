@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from math import prod
-from typing import Any
 
 import numpy as np
 
+from tinygpu.numbers import Booleans, Number, Truth
 from tinygpu.search.time.fitted import FITTED
 from tinygpu.space.sharing import narrowed, remembered
 from tinygpu.term.program import Access, Block, Buffer, Do, For, Program, select, walk
@@ -37,6 +37,8 @@ __all__ = [
 KINDS = ("f32", "f64", "f32+f64")
 ENDLESS = 1 << 30
 _JOINED_BYTES = 16
+Addend = Number | tuple[Number, ...]
+"""A number, or its factors."""
 _LARGE_BODY = 4096  # multiply-adds; of 60 kernels by ptxas 13.5: 2,048 are not large yet
 
 
@@ -47,11 +49,11 @@ BENDS: Mapping[str, tuple[int, ...]] = {
 }
 
 
-def amounts(program: Program) -> dict[str, tuple[Any, ...]]:
+def amounts(program: Program) -> dict[str, tuple[Addend, ...]]:
     """Return the addends of each quantity, before it is cut at its bends."""
     kept = _kept(program)
     used = {s.instruction.name: s.instruction for s, _ in walk(program) if isinstance(s, Do)}
-    found: dict[str, tuple[Any, ...]] = {
+    found: dict[str, tuple[Addend, ...]] = {
         "one": (1.0,),
         "kept": tuple(_words(program, name) for name in kept) or (0.0,),
         "alone": (select(is_true(program.ctas_per_sm == 1), 1.0, 0.0),),
@@ -75,12 +77,12 @@ _MOVES = (
 )  # fmt: skip
 
 
-def _equal(text: Any, word: str) -> Any:
-    same = np.asanyarray(text) == word
+def _equal(text: str, word: str) -> Truth:
+    same: Booleans = np.asanyarray(text) == word
     return bool(same) if same.ndim == 0 else same
 
 
-def piece(amount: Any, low: Any, high: Any) -> Any:
+def piece(amount: Number, low: Number, high: Number) -> Number:
     """Return the part of an amount between two bends."""
     if isinstance(amount, int | float):  # of one schedule: much faster than NumPy's
         return min(max(amount - low, 0), high - low)
@@ -92,17 +94,17 @@ def piece_name(name: str, bend: int) -> str:
     return f"{name}_{bend}" if bend < ENDLESS else f"{name}_more"
 
 
-def worth(addend: Any) -> Any:
+def worth(addend: Addend) -> Number:
     """Return an addend: itself, or the product of its factors."""
     return prod(addend) if isinstance(addend, tuple) else addend
 
 
-def _few(number: Any) -> Any:
+def _few(number: Number) -> Number:
     """Return a number along no more decisions than it changes with: what is made of it is small."""
     return remembered(narrowed, number) if isinstance(number, np.ndarray) else number
 
 
-def _words(program: Program, name: str) -> Any:
+def _words(program: Program, name: str) -> Number:
     """Return a buffer's size in 32-bit registers; two 16-bit values share one."""
     return next(b.bytes for b in program.buffers if b.name == name) / 4
 
@@ -127,25 +129,25 @@ def _kept(program: Program) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _operands(program: Program, kept: tuple[str, ...]) -> dict[str, tuple[Any, ...]]:
+def _operands(program: Program, kept: tuple[str, ...]) -> dict[str, tuple[Addend, ...]]:
     """Return the quantities of the multiply-add's operands that are not kept."""
-    steps: dict[str, Any] = {}
-    body: dict[str, Any] = {}
-    merged: dict[str, Any] = {}
-    products: Any = 0.0
+    steps: dict[str, Number] = {}
+    body: dict[str, Number] = {}
+    merged: dict[str, Number] = {}
+    products: Number = 0.0
     joined = _joined(program)
     for statement, around in walk(program):
         if not isinstance(statement, Do) or statement.variant not in ("fma", "mul") or not around:
             continue
         reads = [r.buffer for r in statement.reads if isinstance(r, Access)]
         fresh = [b for b in reads if b.name not in kept]
-        products = _count(statement.values) * _unrolled(around)
+        products = prod(statement.values) * _unrolled(around)
         for buffer in fresh if len(fresh) > 1 else ():
             steps[buffer.name] = buffer.bytes / 4
             body[buffer.name] = buffer.bytes / 4 * _unrolled(around)
             merged[buffer.name] = buffer.bytes / 4 * (joined.get(buffer.name, 1.0) - 1)
-    total: Any = sum(steps.values(), 0.0)
-    narrow: Any = total
+    total: Number = sum(steps.values(), 0.0)
+    narrow: Number = total
     for words in steps.values():
         narrow = np.minimum(narrow, words)
     return {
@@ -157,9 +159,9 @@ def _operands(program: Program, kept: tuple[str, ...]) -> dict[str, tuple[Any, .
     }
 
 
-def _joined(program: Program) -> dict[str, Any]:
+def _joined(program: Program) -> dict[str, Number]:
     """Return how many times its size each fragment is, if reads along unrolled loops are joined."""
-    found: dict[str, Any] = {}
+    found: dict[str, Number] = {}
     for statement, around in walk(program):
         source = statement.reads[0] if isinstance(statement, Do) and statement.reads else None
         if not isinstance(statement, Do) or not isinstance(source, Access):
@@ -172,45 +174,38 @@ def _joined(program: Program) -> dict[str, Any]:
         along = next((d for d, s in enumerate(buffer.stride) if _is_one(s)), None)
         if along is None:
             continue
-        step: dict[str, Any] = dict(source.origin[along].terms)
+        steps = {v: c for v, c in source.origin[along].terms if not isinstance(c, str)}
         for outer in around:
-            if isinstance(outer, For) and outer.unrolled and outer.var in step:
-                others: list[Any] = [s for d, s in enumerate(buffer.stride) if d != along]
-                trips: Any = outer.trips
-                most: Any = _JOINED_BYTES // buffer.type.bytes
-                for stride in others:
+            if not isinstance(outer, For) or not outer.unrolled or isinstance(outer.trips, str):
+                continue
+            if (step := steps.get(outer.var)) is not None:
+                most: Number = _JOINED_BYTES // buffer.type.bytes
+                for stride in (s for d, s in enumerate(buffer.pitch) if d != along):
                     most = np.minimum(most, stride & -stride)
-                most = np.minimum(most, trips * step[outer.var])
-                times = np.maximum(most / step[outer.var], 1.0)
+                most = np.minimum(most, outer.trips * step)
+                times: Number = np.maximum(most / step, 1.0)
                 found[target.name] = select(is_true(buffer.swizzle[0] > 0), 1.0, times)
     return found
 
 
-def _is_one(stride: Any) -> bool:
+def _is_one(stride: object) -> bool:
     return isinstance(stride, int) and stride == 1
 
 
-def _count(values: tuple[Any, ...]) -> Any:
-    total: Any = 1
-    for extent in values:
-        total = total * extent
-    return total
-
-
-def _unrolled(around: tuple[Block, ...]) -> Any:
+def _unrolled(around: tuple[Block, ...]) -> Number:
     """Return to how many steps the unrolled loops around a statement go.
 
     A loop whose first steps stand in a loop of their own (before loads that are issued between)
     counts them: its end is that of both.
     """
-    times: Any = 1
+    times: Number = 1
     for outer in around:
         if isinstance(outer, For) and outer.unrolled and not isinstance(outer.trips, str):
             times = times * np.maximum(outer.trips, 1)
     return times
 
 
-def _loads_and_stores(program: Program, kept: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
+def _loads_and_stores(program: Program, kept: tuple[str, ...]) -> Iterator[tuple[str, Addend]]:
     """Yield the quantities of each operand in gmem: its last access stands for all."""
     last: dict[str, tuple[Do, Access, tuple[Block, ...]]] = {}
     stored: set[str] = set()
@@ -226,8 +221,9 @@ def _loads_and_stores(program: Program, kept: tuple[str, ...]) -> Iterator[tuple
         staged = target.level == "smem" or target.name in stored
         where = "stored" if target.level == "gmem" else "moved" if staged else "direct"
         rows, columns = _rows_and_columns(do, access, around if where == "direct" else ())
-        vectors, both = rows * columns, bool(access.guard)
-        lines: Any = 0.0
+        vectors = rows * columns
+        lines: Number = 0.0
+        both: Truth = bool(access.guard)
         for d, guarded in enumerate(access.guard):
             along = rows if not _is_one(access.buffer.stride[d]) else columns
             asked = isinstance(guarded, str) or is_true(guarded)
@@ -251,7 +247,7 @@ def _loads_and_stores(program: Program, kept: tuple[str, ...]) -> Iterator[tuple
             yield "waiting", target.bytes / 4
 
 
-def _swizzled(program: Program) -> Iterator[tuple[str, Any]]:
+def _swizzled(program: Program) -> Iterator[tuple[str, Addend]]:
     """Yield how many vectors move to and from each swizzled buffer, as factors."""
     found: dict[tuple[str, bool], tuple[Do, Buffer, tuple[Block, ...]]] = {}
     for statement, around in walk(program):
@@ -263,12 +259,12 @@ def _swizzled(program: Program) -> Iterator[tuple[str, Any]]:
     for (_, written), (do, buffer, around) in found.items():
         here = is_true(buffer.swizzle[0] > 0)
         if np.any(here):
-            vectors = _count(do.values) / do.vector
+            vectors = prod(do.values) / do.vector
             factors = (vectors, _unrolled(around), select(here, 1.0, 0.0))
             yield "swizzled_writes" if written else "swizzled_reads", factors
 
 
-def flying(program: Program, registers: int | None = None) -> tuple[Any, Any]:
+def flying(program: Program, registers: int | None = None) -> tuple[Number, Number]:
     """Return how many loads to registers a thread has in flight together, and what they hold.
 
     The assembler loads into registers that it has just read, so that few are; or it moves loads
@@ -290,7 +286,7 @@ def flying(program: Program, registers: int | None = None) -> tuple[Any, Any]:
     return many, remembered(_held, many, loads, words)
 
 
-def _ahead(loads: Any, guards: Any, products: Any, ctas_per_sm: Any) -> Any:
+def _ahead(loads: Number, guards: Number, products: Number, ctas_per_sm: Number) -> Number:
     """Return how many loads are moved up together.
 
     What is made between is not kept: over a space it depends on decisions that change nothing.
@@ -302,17 +298,17 @@ def _ahead(loads: Any, guards: Any, products: Any, ctas_per_sm: Any) -> Any:
     return _few(many)
 
 
-def _held(many: Any, loads: Any, words: Any) -> Any:
+def _held(many: Number, loads: Number, words: Number) -> Number:
     """Return the registers that loads in flight hold."""
     return np.minimum(many / loads, 1.0) * words
 
 
-def fragment_registers(program: Program) -> tuple[Any, ...]:
+def fragment_registers(program: Program) -> tuple[Number, ...]:
     """Return the registers of each of mma.sync's operands and sums; none if there is no mma.sync.
 
     What is made of the sums takes their place.
     """
-    operands: dict[str, Any] = {}
+    operands: dict[str, Number] = {}
     made = set[str]()
     for statement, _ in walk(program):
         if isinstance(statement, Do) and statement.instruction.warp_product:
@@ -322,19 +318,19 @@ def fragment_registers(program: Program) -> tuple[Any, ...]:
     return tuple(many for name, many in operands.items() if name not in made)
 
 
-def is_true(flag: Any) -> Any:
+def is_true(flag: Number) -> Truth:
     """Return a flag, 0 or 1, as a bool, or an array of bools, one for equal flags of a space."""
     return bool(flag) if np.ndim(flag) == 0 else np.not_equal(flag, 0)
 
 
-def _rows_and_columns(do: Do, access: Access, around: tuple[Block, ...]) -> tuple[Any, Any]:
+def _rows_and_columns(do: Do, access: Access, around: tuple[Block, ...]) -> tuple[Number, Number]:
     """Return how many rows of a gmem operand a thread touches, and how many vectors in each.
 
     A row is a value of the coordinates whose stride is known only at launch; a loop that is
     unrolled multiplies what its variable moves along.
     """
-    rows: Any = 1
-    columns: Any = 1
+    rows: Number = 1
+    columns: Number = 1
     pitched = [d for d, stride in enumerate(access.buffer.stride) if stride != 1]
     for extent, steps in zip(do.values, access.value, strict=True):
         moves = sum((abs(steps[d]) for d in pitched), 0)

@@ -30,16 +30,17 @@ Source: fitted to ptxas 13.0 on sm_90a; ``python -m benchmarks.registers`` and i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from tinygpu.numbers import Change, Number
 from tinygpu.search.time.register_quantities import (
     BENDS,
     ENDLESS,
     KINDS,
+    Addend,
     amounts,
     arithmetic,
     fragment_registers,
@@ -100,7 +101,9 @@ WEIGHTS: Mapping[str, tuple[float, ...]] = {
 """What a piece of a quantity adds; its number is the piece's end."""
 
 
-def register_estimate(program: Program, weights: Mapping[str, tuple[float, ...]] = WEIGHTS) -> Any:
+def register_estimate(
+    program: Program, weights: Mapping[str, tuple[float, ...]] = WEIGHTS
+) -> Number:
     """Return the registers a thread needs so as not to spill: a number, or an array of them."""
     return RegisterModel.of(program, weights).registers()
 
@@ -116,9 +119,9 @@ class RegisterModel:
     a space an addend depends on few decisions, while the estimate depends on nearly all.
     """
 
-    least: tuple[Any, ...]
-    most: tuple[Any, ...]
-    parts: tuple[tuple[tuple[tuple[Any, Any], ...], tuple[int, ...], tuple[float, ...]], ...]
+    least: tuple[Addend, ...]
+    most: tuple[Addend, ...]
+    parts: tuple[tuple[tuple[tuple[Addend, Addend], ...], tuple[int, ...], tuple[float, ...]], ...]
 
     @staticmethod
     def of(program: Program, weights: Mapping[str, tuple[float, ...]] = WEIGHTS) -> RegisterModel:
@@ -139,13 +142,13 @@ class RegisterModel:
             pairs = tuple((addend, addend) for addend in addends)
             parts.append((pairs, bends, slopes))
         kept = found["kept"]
-        most = (*((8.0, words) for words in kept), _LEAST)
+        most: tuple[Addend, ...] = (*((8.0, worth(words)) for words in kept), _LEAST)
         return RegisterModel((*kept, _LEAST), most, tuple(parts))
 
-    def mapped(self, low: Callable[[Any], Any], high: Callable[[Any], Any]) -> RegisterModel:
+    def mapped(self, low: Change, high: Change) -> RegisterModel:
         """Apply ``low`` to each number's least value and ``high`` to its greatest."""
 
-        def each(function: Callable[[Any], Any], addend: Any) -> Any:
+        def each(function: Change, addend: Addend) -> Addend:
             return tuple(map(function, addend)) if isinstance(addend, tuple) else function(addend)
 
         parts = tuple(
@@ -155,12 +158,12 @@ class RegisterModel:
         least, most = (tuple(each(low, addend) for addend in x) for x in (self.least, self.most))
         return RegisterModel(least, most, parts)
 
-    def registers(self) -> Any:
+    def registers(self) -> Number:
         """Return the estimate, or a lower bound of it where addends are only bounded."""
-        total: Any = 0.0
+        total: Number = 0.0
         for addends, bends, weights in self.parts:
-            least: Any = 0.0
-            most: Any = 0.0
+            least: Number = 0.0
+            most: Number = 0.0
             for low, high in addends:
                 least, most = least + worth(low), most + worth(high)
             start = 0

@@ -22,21 +22,19 @@ Source: ``docs/model.md``, section "Time".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Hashable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tinygpu.numbers import Change, Floats, Integers, Number
 from tinygpu.term.expression import Apply, Constant, Expression, apply, value
 from tinygpu.term.program import Program, When, walk
 
 __all__ = ["Apart", "TileSteps", "busiest", "share_of_tiles", "steps_of_tiles"]
 
-Numbers = Any
-Steps = NDArray[np.int64]
 _MOST_TILES = 1 << 16
 _SAMPLES = 32
 _Axes = tuple[tuple[str, int, bool], ...]
@@ -51,14 +49,14 @@ class TileSteps:
     number of what each tile's steps read: equal for tiles that share it.
     """
 
-    tables: tuple[Callable[[], Steps], ...]
-    inputs: tuple[Callable[[], Steps], ...]
-    kind: Numbers
-    mean: Numbers
+    tables: tuple[Callable[[], Integers], ...]
+    inputs: tuple[Callable[[], Integers], ...]
+    kind: Number
+    mean: Number
     snake: bool = False
     skips: bool = False
 
-    def mapped(self, low: Callable[[Any], Any]) -> TileSteps:
+    def mapped(self, low: Change) -> TileSteps:
         """Apply a function to what differs between candidates."""
         return replace(self, kind=low(self.kind), mean=low(self.mean))
 
@@ -79,7 +77,7 @@ class Apart:
     own: TileSteps
     singly: ClassVar[bool] = True
 
-    def __call__(self, *of: Numbers) -> NDArray[np.float64]:
+    def __call__(self, *of: Number) -> Floats:
         """Return the factor, at least 1."""
         rows = np.stack(np.broadcast_arrays(*of), axis=-1).astype(np.float64)
         each, which = np.unique(rows.reshape(-1, 4), axis=0, return_inverse=True)
@@ -97,7 +95,7 @@ class Apart:
 
 @lru_cache(512)
 def _under_way(
-    steps: Callable[[], Steps], inputs: Callable[[], Steps], at_once: int, *, snake: bool
+    steps: Callable[[], Integers], inputs: Callable[[], Integers], at_once: int, *, snake: bool
 ) -> tuple[float, float]:
     """Return of how many inputs tiles are under way, in the mean over the launch.
 
@@ -113,13 +111,13 @@ def _under_way(
     return _distinct(read[first + np.arange(width)]), _distinct(now)
 
 
-def _distinct(numbers: Steps) -> float:
+def _distinct(numbers: Integers) -> float:
     """Return how many different numbers a row has, in the mean."""
     ordered = np.sort(numbers, axis=1)
     return 1 + float((ordered[:, 1:] != ordered[:, :-1]).sum(1).mean())
 
 
-def in_rounds(steps: Steps, width: int, *, snake: bool = False) -> Steps:
+def in_rounds(steps: Integers, width: int, *, snake: bool = False) -> Integers:
     """Return the tiles of so many clusters, a column each; -1: no tile.
 
     >>> in_rounds(np.arange(5), 3, snake=True).tolist()
@@ -132,7 +130,7 @@ def in_rounds(steps: Steps, width: int, *, snake: bool = False) -> Steps:
     return each
 
 
-def busiest(steps: Steps, at_once: int, *, snake: bool = False) -> tuple[int, ...]:
+def busiest(steps: Integers, at_once: int, *, snake: bool = False) -> tuple[int, ...]:
     """Return the steps of the tiles of the cluster that has the most, if so many run at once."""
     each = in_rounds(steps, max(1, min(at_once, len(steps))), snake=snake)
     many, there = len(each), each >= 0
@@ -140,7 +138,7 @@ def busiest(steps: Steps, at_once: int, *, snake: bool = False) -> tuple[int, ..
     return tuple(each[there[:, first], first].tolist())
 
 
-def share_of_tiles(program: Program, sizes: Mapping[str, int], name: str) -> Numbers:
+def share_of_tiles(program: Program, sizes: Mapping[str, int], name: str) -> Number:
     """Return the share of the tiles in which the tile value of this name is above 0."""
     values, above = program.tile_values, ("=above", apply("min", value(name), 1))
     needed = tuple((n, values[n]) for n in _needed(values, name))
@@ -186,8 +184,8 @@ def _needed(values: Mapping[str, Expression], name: str) -> list[str]:
 
 def _kinds(
     program: Program, sizes: Mapping[str, int], values: tuple[tuple[str, Expression], ...],
-    raster: Numbers,
-) -> tuple[NDArray[np.int64], list[tuple[_Axes, int, Steps]]]:  # fmt: skip
+    raster: Number,
+) -> tuple[Integers, list[tuple[_Axes, int, Integers]]]:  # fmt: skip
     """Return which kind each candidate is, and of each kind the grid, the raster and the values.
 
     The last of the ``values`` is given along the axes of the grid: one for all along those that it
@@ -195,7 +193,7 @@ def _kinds(
     """
     read = {n for _, e in values for n in e.names()}
     every = program.parameter_values(sizes).items()
-    known: dict[str, Any] = {n: x for n, x in every if n in read} | {"=raster": raster}
+    known: dict[str, Number] = {n: x for n, x in every if n in read} | {"=raster": raster}
     known |= dict(
         zip((f"={a.var}" for a in program.grid), program.grid_extents(sizes), strict=True)
     )
@@ -206,7 +204,8 @@ def _kinds(
     flat = [np.broadcast_to(x, shape).reshape(-1) for x in varying]
     rows = np.stack(flat, axis=-1) if flat else np.zeros((1, 0), np.int64)
     each, which = np.unique(rows, axis=0, return_inverse=True)
-    found, substituted, made = [], dict[tuple[int, ...], Any](), dict[Any, Steps]()
+    found, made = [], dict[Hashable, Integers]()
+    substituted: dict[tuple[int, ...], tuple[tuple[str, Expression], ...]] = {}
     for row in each:
         here = dict(zip(map(id, varying), row.tolist(), strict=True))
         chosen = tuple(here[id(c)] for c in constants if id(c) in here)
@@ -223,7 +222,7 @@ def _kinds(
     return np.asarray(which).reshape(shape), found
 
 
-def _table(axes: _Axes, raster: int, own: Steps, *, zigzag: bool) -> Steps:
+def _table(axes: _Axes, raster: int, own: Integers, *, zigzag: bool) -> Integers:
     """Return the steps of the tiles in order, of one candidate.
 
     ``axes`` of the grid: variable, extent, and whether it is walked down.  ``own``: the steps along
@@ -234,11 +233,11 @@ def _table(axes: _Axes, raster: int, own: Steps, *, zigzag: bool) -> Steps:
         np.zeros_like(place) if own.shape[i] == 1 else extent - 1 - place if down else place
         for i, ((_, extent, down), place) in enumerate(zip(axes, places, strict=True))
     )
-    found: Steps = own[at]
+    found: Integers = own[at]
     return found
 
 
-def _inputs(axes: tuple[tuple[int, bool], ...], raster: int, zigzag: bool) -> Steps:
+def _inputs(axes: tuple[tuple[int, bool], ...], raster: int, zigzag: bool) -> Integers:
     """Return the number of what each tile reads, of axes' extents, and whether they index it."""
     places = _places(tuple(extent for extent, _ in axes), raster, zigzag=zigzag)
     number = np.zeros(places.shape[1], np.int64)
@@ -248,7 +247,7 @@ def _inputs(axes: tuple[tuple[int, bool], ...], raster: int, zigzag: bool) -> St
 
 
 @lru_cache(512)
-def _places(extents: tuple[int, ...], raster: int, *, zigzag: bool) -> Steps:
+def _places(extents: tuple[int, ...], raster: int, *, zigzag: bool) -> Integers:
     """Return where the tiles stand along each axis, in the order in which they are taken."""
     many = int(np.prod(extents, dtype=np.int64))
     some = np.arange(0, many, -(-many // _MOST_TILES))
@@ -258,18 +257,18 @@ def _places(extents: tuple[int, ...], raster: int, *, zigzag: bool) -> Steps:
 
 def _each(
     axes: tuple[tuple[str, int], ...], values: tuple[tuple[str, Expression], ...],
-    known: Mapping[str, Any],
-) -> Steps:  # fmt: skip
+    known: Mapping[str, Number],
+) -> Integers:  # fmt: skip
     """Return the last of tile values at each place of a grid of these extents."""
     extents = tuple(extent for _, extent in axes)
     places = zip((a for a, _ in axes), np.indices(extents), strict=True)
-    env: dict[str, Any] = {**known, **dict(places)}
+    env: dict[str, Number] = {**known, **dict(places)}
     for one, expression in values:
         env[one] = expression.evaluate(env)
     return np.broadcast_to(np.asarray(env[values[-1][0]], np.int64), extents)
 
 
-def _with(expression: Expression, here: Mapping[int, Any]) -> Expression:
+def _with(expression: Expression, here: Mapping[int, int]) -> Expression:
     """Return an expression with the numbers of one candidate."""
     match expression:
         case Constant(number):
@@ -279,7 +278,7 @@ def _with(expression: Expression, here: Mapping[int, Any]) -> Expression:
     return expression
 
 
-def _in_order(places: Steps, extents: tuple[int, ...], raster: int, *, zigzag: bool) -> Steps:
+def _in_order(places: Integers, extents: tuple[int, ...], raster: int, *, zigzag: bool) -> Integers:
     """Return the tiles' numbers in the order of ``Program.raster``, of places row by row."""
     none = np.zeros((max(0, 2 - len(places)), places.shape[1]), np.int64)
     *outer, row, column = np.concatenate([none, places])

@@ -45,6 +45,7 @@ import numpy as np
 
 from tinygpu.devices.device import Device
 from tinygpu.isa.cp_async import COPIES
+from tinygpu.numbers import Number, Truth
 from tinygpu.search.time.cost import OF_ARITHMETIC, Features, Placed, features
 from tinygpu.search.time.fitted import FITTED
 from tinygpu.search.time.recursion import (
@@ -212,15 +213,16 @@ class _Threads(Walk):
         self.begins: list[tuple[str, float]] = []
         self.statements: dict[str, Do] = {}
 
-    def nodes(self, nodes: Tree, state: CopyState, known: dict[str, Any]) -> None:
+    def nodes(self, nodes: Tree, state: CopyState, known: dict[str, Number]) -> None:
         """Follow statements in order, until a loop is cut."""
         for node in nodes:
             if not self.cut:
                 super().nodes((node,), state, known)
 
-    def event(self, event: Event, state: CopyState, known: dict[str, Any], mask: Any) -> None:
+    def event(self, event: Event, state: CopyState, known: dict[str, Number], mask: Truth) -> None:
         """Follow one event and record it; here each group of copies is one by itself."""
-        start, there = state.last, 0.0
+        start: Time = state.last
+        there: Time = 0.0
         match event.kind:
             case "commit":
                 state.groups.append((state.done[0], state.done[0]))
@@ -240,14 +242,14 @@ class _Threads(Walk):
                 super().event(event, state, known, mask)
         self.note(event, known, start, state.last, state.last)
 
-    def note(self, event: Event, known: Mapping[str, Any], *times: Any) -> None:
+    def note(self, event: Event, known: Mapping[str, Number], *times: Number) -> None:
         """Record a statement's start, its end, and when its result is there."""
         text = "loop" if event.statement is None else str(event.statement)
         if isinstance(event.statement, Do):
             self.statements[text] = event.statement
         self.events.append(Span(_row(event), text, _at(known), *map(float, times)))
 
-    def rolled(self, loop: Loop, state: CopyState, known: dict[str, Any]) -> None:
+    def rolled(self, loop: Loop, state: CopyState, known: dict[str, Number]) -> None:
         """Begin each iteration when the last one has issued; past ``iterations``, stop."""
         trips, warps, one = int(loop.trips), state.warps, together(loop)
         for i in range(min(trips, self.iterations)):
@@ -270,7 +272,7 @@ class _Threads(Walk):
         state.units.clear()
         state.ready.clear()
 
-    def unrolled(self, loop: Loop, state: CopyState, known: dict[str, Any]) -> None:
+    def unrolled(self, loop: Loop, state: CopyState, known: dict[str, Number]) -> None:
         """Record the first step, and the others at their pace."""
         trips, first, groups = int(loop.trips), len(self.events), len(state.groups)
         if trips <= 0:
@@ -295,7 +297,7 @@ class _Threads(Walk):
         if state.done[0] != flying:
             state.done = state.done[0] + (trips - 1) * step + float(waits(loop)), 0.0
 
-    def with_stages(self, values: Mapping[str, Any]) -> list[Span]:
+    def with_stages(self, values: Mapping[str, Number]) -> list[Span]:
         """Return the events, and after the first that fills a stage what each stage holds."""
         uses: dict[tuple[int, int], StageUse] = {}
         first = len(self.events)
@@ -338,7 +340,7 @@ class _Tiles(Following):
     """The recursion for one CTA that takes tiles, with a record."""
 
     def __init__(
-        self, agents: tuple[TimedAgent, ...], share: Any, ring: Any, depth: Mapping[str, int]
+        self, agents: tuple[TimedAgent, ...], share: Number, ring: Number, depth: Mapping[str, int]
     ) -> None:
         super().__init__(agents, share, ring, 1)
         self.depth = depth
@@ -384,7 +386,7 @@ class _Tiles(Following):
         return tuple(sorted(self.events, key=lambda e: (self.order[e.row], e.start_cycles)))
 
     def note(
-        self, row: str, what: str, where: str, start: Any, end: Any, ready: Any = None
+        self, row: str, what: str, where: str, start: Time, end: Time, ready: Time | None = None
     ) -> None:
         """Record what lasts."""
         begin, until = _number(start), _number(end)
@@ -397,8 +399,8 @@ class _Tiles(Following):
         state: CopyState,
         what: str,
         where: str,
-        start: tuple[Any, Any],
-        end: tuple[Any, Any],
+        start: tuple[Time, Time],
+        end: tuple[Time, Time],
     ) -> None:
         """Record what each copy does, between the clocks of the first and of the last."""
         rows = self.lanes[id(state)].rows
@@ -407,7 +409,7 @@ class _Tiles(Following):
             begin, until = (_number(a) + part * (_number(b) - _number(a)) for a, b in (start, end))
             self.note(row, what, where, begin, until)
 
-    def nodes(self, nodes: Tree, state: CopyState, known: dict[str, Any]) -> None:
+    def nodes(self, nodes: Tree, state: CopyState, known: dict[str, Number]) -> None:
         """Follow statements in order; an unrolled loop without barriers is what stores a tile."""
         for node in nodes:
             before = state.now, state.last
@@ -416,7 +418,7 @@ class _Tiles(Following):
                 now = state.now, state.last
                 self.of_lanes(state, "epilogue", _where(state, known), before, now)
 
-    def event(self, event: Event, state: CopyState, known: dict[str, Any], mask: Any) -> None:
+    def event(self, event: Event, state: CopyState, known: dict[str, Number], mask: Truth) -> None:
         """Follow one event and record it."""
         before, engine, cores = (state.now, state.last), self.tma, self.tensor
         super().event(event, state, known, mask)
@@ -454,7 +456,7 @@ class _Tiles(Following):
                     use = self.uses[lane.at]
                     use.read, use.done = min(use.read, start), end
                 if lane.begun != known[state.agent.tile]:
-                    lane.begun = known[state.agent.tile]
+                    lane.begun = int(known[state.agent.tile])
                     self.begins.append((f"tile {lane.begun}", start))
 
     def math(self, event: Event, state: CopyState) -> tuple[Time, Time]:
@@ -483,7 +485,7 @@ class _Tiles(Following):
             use.done = max(use.done, self.released(key))
         self.events += use.events(self.stage(*key))
 
-    def jump(self, states: list[CopyState], number: int, seen: list[Time], more: Any) -> None:
+    def jump(self, states: list[CopyState], number: int, seen: list[Time], more: Number) -> None:
         """Go on for more steps, recorded as one bar a row; what holds a stage then holds it on."""
         if not _number(more):
             return
@@ -507,13 +509,13 @@ def _flat(nodes: Tree) -> list[Event]:
     return found
 
 
-def _where(state: CopyState, known: Mapping[str, Any]) -> str:
+def _where(state: CopyState, known: Mapping[str, Number]) -> str:
     agent = state.agent
     names = [agent.tile, *(loop.var for loop in agent.loops if loop.var in known)]
     return " ".join(f"{name}={known[name]}" for name in names)
 
 
-def _at(known: Mapping[str, Any]) -> str:
+def _at(known: Mapping[str, Number | str]) -> str:
     return " ".join(f"{name}={i}" for name, i in known.items())
 
 
@@ -529,5 +531,5 @@ def _short(lane: _Lane) -> str:
     return lane.rows[0] if len(lane.rows) == 1 else lane.rows[0].rpartition(" ")[0]
 
 
-def _number(value: Any) -> float:
+def _number(value: Number) -> float:
     return float(np.max(value))

@@ -43,13 +43,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, assert_never
+from typing import Literal, TypeVar, assert_never
 
 import numpy as np
 
 from tinygpu.devices.device import Device, adds_vectors
 from tinygpu.errors import ProgramError
 from tinygpu.isa.ordering import Group
+from tinygpu.numbers import Change, Number, Truth
 from tinygpu.search.time.fitted import FITTED
 from tinygpu.search.time.launch import latency_of, never, takes_tiles
 from tinygpu.search.time.pattern import lines, wavefronts
@@ -102,7 +103,6 @@ __all__ = [
     "mapped", "of_agent", "returned", "total_work",
 ]  # fmt: skip
 
-Numbers = Any
 Kind = Literal[
     "do", "async", "sync",
     "wait", "arrive", "load", "product", "commit", "group", "store", "work", "math",
@@ -110,6 +110,7 @@ Kind = Literal[
 """Of threads: what a register or a barrier waits for; of both: groups; else of tiles."""
 Form = Literal["rolled", "unrolled", "serial", "signals"]
 """A branch; once through its chain and on at its pace; in order; in order, with barriers in it."""
+_S = TypeVar("_S", bound=Statement)
 WARP = 32
 RETURNED_BYTES_PER_CYCLE = 256  # fitted: from shared memory to registers of an SM (fit_runs.json)
 _NOWHERE = Affine()
@@ -126,20 +127,20 @@ class Event:
     """
 
     kind: Kind
-    each: Mapping[str, Numbers]
+    each: Mapping[str, Number]
     barrier: str = ""
     index: Affine = _NOWHERE
     group: Group | None = None
-    pending: Numbers = 0
-    latency: Numbers = 0
-    fetched_bytes: Numbers = 0
-    count: Numbers = 1
+    pending: Number = 0
+    latency: Number = 0
+    fetched_bytes: Number = 0
+    count: Number = 1
     statement: Statement | None = None
     unit: str = "issue"
     reads: tuple[str, ...] = ()
     write: str = ""
-    arrivals: Numbers = 1
-    folds: Numbers | bool = False
+    arrivals: Number = 1
+    folds: Number | bool = False
 
     @property
     def once(self) -> bool:
@@ -147,7 +148,7 @@ class Event:
         return isinstance(self.count, int) and self.count == 1
 
     @property
-    def cycles(self) -> Mapping[str, Numbers]:
+    def cycles(self) -> Mapping[str, Number]:
         """The cycles of each unit."""
         if self.once:
             return self.each
@@ -162,11 +163,11 @@ class Loop:
     """
 
     var: str
-    trips: Numbers
+    trips: Number
     body: tuple[Node, ...]
     form: Form
-    start: Numbers = 0
-    flying: Numbers = 1
+    start: Number = 0
+    flying: Number = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +178,7 @@ class Guard:
     """
 
     index: Affine
-    bound: Numbers
+    bound: Number | str
     body: tuple[Node, ...]
     ending: bool = False
 
@@ -191,7 +192,7 @@ class Guard:
         """By what the index grows with each step."""
         return sum(step for _, step in self.index.terms if not isinstance(step, str))
 
-    def times(self, steps: Numbers) -> Numbers:
+    def times(self, steps: Number) -> Number:
         """Return in how many of so many steps, counted from 0, it holds."""
         bound = steps if isinstance(self.bound, str) else self.bound
         room, step = bound - self.index.constant, self.step
@@ -204,7 +205,7 @@ class Guard:
         return steps - np.minimum(np.maximum(np.floor(room / step) + 1.0, 0.0), steps)
 
     @property
-    def apart(self) -> tuple[Numbers, Numbers]:
+    def apart(self) -> tuple[Number, Number]:
         """How many of the first steps, and of the last ones, it may tell from those between."""
         if isinstance(self.bound, str):
             return 0, np.maximum(self.index.constant, 0) * (self.step > 0)
@@ -249,10 +250,10 @@ class TimedAgent:
     turn: str = ""
     copy: str = ""
     steps: str = ""
-    together: Numbers = 1
-    step: Numbers = 1
+    together: Number = 1
+    step: Number = 1
     number: int = 0
-    warps: Numbers = 1
+    warps: Number = 1
     opening: Tree = ()
     loops: tuple[StepLoop, ...] = ()
     after: Tree = ()
@@ -276,7 +277,7 @@ class TimedAgent:
 
 
 def agents(
-    program: Program, device: Device, sizes: Mapping[str, int], flying: Numbers = 1
+    program: Program, device: Device, sizes: Mapping[str, int], flying: Number = 1
 ) -> tuple[TimedAgent, ...]:
     """Return the agents of a program, those that load first: a step's loads come before its use.
 
@@ -332,11 +333,11 @@ def _copies(agent: TimedAgent) -> tuple[TimedAgent, ...]:
     )
 
 
-def _unless_int(number: Numbers, low: Callable[[Any], Any]) -> Numbers:
+def _unless_int(number: Number, low: Change) -> Number:
     return number if isinstance(number, int) else low(number)
 
 
-def mapped(tree: Tree, low: Callable[[Any], Any], high: Callable[[Any], Any] | None = None) -> Tree:
+def mapped(tree: Tree, low: Change, high: Change | None = None) -> Tree:
     """Apply ``low`` to every number that costs time, ``high`` (if not: low) to those that save it.
 
     In one order for all trees of the same form.
@@ -376,22 +377,18 @@ def mapped(tree: Tree, low: Callable[[Any], Any], high: Callable[[Any], Any] | N
     return tuple(map(each, tree))
 
 
-def of_agent(
-    agent: TimedAgent, low: Callable[[Any], Any], high: Callable[[Any], Any] | None = None
-) -> TimedAgent:
+def of_agent(agent: TimedAgent, low: Change, high: Change | None = None) -> TimedAgent:
     """Apply functions to every number of an agent, always in the same order."""
     placed = replace(agent, together=low(agent.together), step=low(agent.step))
     return placed.with_trees(lambda tree: mapped(tree, low, high))
 
 
-def total_work(
-    tree: Tree, holds: Callable[[Guard], Numbers] = lambda guard: 1
-) -> dict[str, Numbers]:
+def total_work(tree: Tree, holds: Callable[[Guard], Number] = lambda guard: 1) -> dict[str, Number]:
     """Return the cycles for which a tree's work keeps each unit busy.
 
     ``holds``: in which share of the steps a guard does.
     """
-    found: dict[str, Numbers] = {}
+    found: dict[str, Number] = {}
     for node in tree:
         if isinstance(node, Event):
             here = node.cycles
@@ -413,7 +410,7 @@ class _Accountant:
         sizes: Mapping[str, int],
         role: Role,
         of_tiles: bool,
-        flying: Numbers,
+        flying: Number,
     ) -> None:
         self.program, self.device, self.role, self.of_tiles = program, device, role, of_tiles
         self.sizes, self.values = sizes, program.parameter_values(sizes)
@@ -421,11 +418,11 @@ class _Accountant:
             means = {n: steps_of_tiles(program, sizes, n, ()).mean for n in program.tile_values}
             self.values = {**self.values, **means}
         self.extents = dict(program.cluster)
-        self.together: Numbers = role.copies
+        self.together: Number = role.copies
         self.flying = flying
-        self.runs: dict[str, tuple[tuple[Numbers, ...], Numbers]] = {}  # of loads to registers
+        self.runs: dict[str, tuple[tuple[Number, ...], Number]] = {}  # of loads to registers
         self.step_var = ""
-        self.shares: dict[str, Numbers] = {}  # of tiles in which a value of theirs is above 0
+        self.shares: dict[str, Number] = {}  # of tiles in which a value of theirs is above 0
 
     @property
     def steps(self) -> str:
@@ -433,7 +430,7 @@ class _Accountant:
         looping = (s for s, _ in walk(self.program) if isinstance(s, For))
         return next((s.trips for s in looping if isinstance(s.trips, str)), "")
 
-    def share(self, name: str) -> Numbers:
+    def share(self, name: str) -> Number:
         """Return in which share of the tiles that have steps a tile value is above 0."""
         if name == self.steps:
             return 1.0
@@ -562,13 +559,13 @@ class _Accountant:
             return [replace(nodes[0], each=cycles)]
         return [Loop(loop.var, count, nodes, "signals" if _signals(nodes) else "serial")]
 
-    def trips(self, loop: For) -> Numbers:
+    def trips(self, loop: For) -> Number:
         return self.number(loop.trips) - loop.start
 
-    def number(self, number: int | str) -> Numbers:
+    def number(self, number: int | str) -> Number:
         return self.values[number] if isinstance(number, str) else number
 
-    def issue(self, instructions: Numbers) -> Numbers:
+    def issue(self, instructions: Number) -> Number:
         """Return the cycles in which the schedulers issue a warp's instructions."""
         return instructions / (
             self.device.warp_schedulers_per_sm * self.device.issue_per_cycle_per_scheduler
@@ -597,7 +594,7 @@ class _Accountant:
                 ]  # fmt: skip
             case Wait(barrier, index):
                 cycles = {"serial": mbarrier_latency(device)}
-                many = barrier.arrivals
+                many: Number = barrier.arrivals
                 return [
                     Event("wait", cycles, barrier.name, index, statement=statement, arrivals=many)
                 ]
@@ -605,7 +602,7 @@ class _Accountant:
                 return [Event("arrive", arrive, barrier.name, index, group=statement.how)]
             case Arrive(barrier, index, _, to):
                 told = self.extents if to == "cluster" else to.split()
-                size: Numbers = math.prod(self.extents.get(axis, 1) for axis in told)
+                size: Number = math.prod(self.extents.get(axis, 1) for axis in told)
                 far = cluster_latency(device) * (size > 1)
                 many = self.role.threads if barrier.named else size
                 return [Event("arrive", arrive, barrier.name, index, latency=far, arrivals=many)]
@@ -641,7 +638,7 @@ class _Accountant:
         """Return the event of an instruction on a tile: one rule a unit."""
         device, how = self.device, do.instruction
         smem = device.smem_bytes_per_cycle_per_sm * FITTED["smem_share"]
-        count: Numbers = math.prod(do.values)
+        count: Number = math.prod(do.values)
         if do.threads or not _of_tile(do):
             count = count * self.role.threads / (do.lanes[1] if do.lanes else 1)
         width, end = do.write.buffer.type.bytes, FITTED["product_end"]
@@ -711,9 +708,9 @@ class _Accountant:
             case _:
                 return self.part({"issue": count / (WARP * device.warp_schedulers_per_sm)})
 
-    def part(self, cycles: Mapping[str, Numbers]) -> Event:
+    def part(self, cycles: Mapping[str, Number]) -> Event:
         """Return work of a copy's warps: its copies' shares of a unit come one after another."""
-        total: Numbers = 0.0
+        total: Number = 0.0
         for busy in cycles.values():
             total = total + busy
         times = "tmem_epilogue" if uses_tensor_memory(self.program) else "epilogue"
@@ -740,8 +737,8 @@ class _Accountant:
     def threads(self, do: Do, around: tuple[For, ...]) -> Event:
         """Return the event of an instruction of threads on their own values: one rule a unit."""
         device = self.device
-        count: Numbers = math.prod(do.values)
-        each: dict[str, Numbers] = {"issue": self.issue(1)}
+        count: Number = math.prod(do.values)
+        each: dict[str, Number] = {"issue": self.issue(1)}
         latency = 0.0
         types = {a.buffer.dtype for a in do.accesses}
         match do.instruction.unit:
@@ -788,13 +785,13 @@ class _Accountant:
             each["int"] = WARP / device.int_per_cycle_per_sm
         return self.finish(do, count, each, latency)
 
-    def apart(self, do: Do) -> Numbers:
+    def apart(self, do: Do) -> Number:
         """Return what an FMA loses where operands that follow one another share a register bank.
 
         A vector's elements stand in neighbouring registers; the FMAs walk across the vectors where
         those run along k.
         """
-        lost: Numbers = 0.0
+        lost: Number = 0.0
         for read in do.reads:
             if isinstance(read, Access) and read.buffer.name in self.runs:
                 along, vector = self.runs[read.buffer.name]
@@ -803,7 +800,7 @@ class _Accountant:
                     lost = lost + select(np.asanyarray(vector) > 1, FITTED["fma_apart"], 0.0)
         return lost
 
-    def finish(self, do: Do, count: Numbers, each: dict[str, Numbers], latency: Numbers) -> Event:
+    def finish(self, do: Do, count: Number, each: dict[str, Number], latency: Number) -> Event:
         # of a ring in registers another stage is read than is written: nothing waits for that
         waits = (a.buffer for a in (do.accesses if do.where else do.accesses[:-1]))
         reads = tuple(b.name for b in waits if b.level != "registers" or np.all(b.stages == 1))
@@ -813,14 +810,14 @@ class _Accountant:
             reads=reads, write=do.write.buffer.name,
         )  # fmt: skip
 
-    def move(self, do: Do, count: Numbers, around: tuple[For, ...]) -> Event:
+    def move(self, do: Do, count: Number, around: tuple[For, ...]) -> Event:
         """Return the work of a load or store: wavefronts, lines, index arithmetic, guards."""
         device = self.device
-        each: dict[str, Numbers] = {}
+        each: dict[str, Number] = {}
         whole = not do.instruction.atomic or adds_vectors(device.arch, do.write.buffer.dtype)
-        vector: Numbers = do.vector if whole else 1
-        extra: Numbers = 0.0
-        latency: Numbers = 0.0
+        vector: Number = do.vector if whole else 1
+        extra: Number = 0.0
+        latency: Number = 0.0
         for access in do.accesses:
             level, width = access.buffer.level, access.buffer.type.bytes
             steps = _linear(access, self.values)
@@ -848,7 +845,7 @@ class _Accountant:
         each["int"] = extra * (WARP / device.int_per_cycle_per_sm)
         return self.finish(do, count / vector, each, latency)
 
-    def indices(self, access: Access) -> Numbers:
+    def indices(self, access: Access) -> Number:
         """Return the integer instructions of one access to gmem: its address and its guards.
 
         Of whole tiles that are asked about as such the accesses ask nothing.
@@ -858,15 +855,15 @@ class _Accountant:
         each = select(how == "pointer", FITTED["index_pointer"], wide)
         known = np.asanyarray(self.program.specialised) != 0
         each = each * select(known, FITTED["index_known"], 1.0)
-        guards: Numbers = 0.0
-        whole: Numbers = 1.0
+        guards: Number = 0.0
+        whole: Number = 1.0
         for asks, cost, share in self.asked(access):
             guards = guards + select(asks, cost, 0.0)
             whole = whole * share
         each_asks = np.asanyarray(self.program.guards) == "each"
         return each + guards * select(each_asks, 1.0, 1.0 - whole)
 
-    def asked(self, access: Access) -> Iterator[tuple[Numbers, float, Numbers]]:
+    def asked(self, access: Access) -> Iterator[tuple[Truth, float, Number]]:
         """Yield of each dimension whether it is asked about, at what cost, and the whole tiles.
 
         What is always inside is not asked about where the sizes are in the code.
@@ -884,7 +881,7 @@ class _Accountant:
 
     def branch(self, do: Do) -> list[Event]:
         """Return the event of asking whether a statement's tile is whole, if any candidate asks."""
-        asks: Numbers = False
+        asks: Truth = False
         for access in do.accesses if np.any(np.asanyarray(self.program.guards) == "tile") else ():
             for asked, _, _ in self.asked(access) if access.buffer.level == "gmem" else ():
                 asks = asks | asked
@@ -896,12 +893,14 @@ class _Accountant:
         return [Event("do", {"issue": self.issue(many), "int": many * int_rate})]
 
 
-def returned(width: int, vector: Numbers) -> Numbers:
+def returned(width: int, vector: Number) -> Number:
     """Return the cycles in which a warp's load from shared memory reaches its registers."""
     return WARP * width * vector / RETURNED_BYTES_PER_CYCLE
 
 
-def merged(access: Access, steps: tuple[Numbers, ...], vector: Numbers, around: Any) -> Numbers:
+def merged(
+    access: Access, steps: tuple[Number, ...], vector: Number, around: Iterable[For]
+) -> Number:
     """Return the width at which the assembler reads shared memory.
 
     Neighbouring reads of an unrolled loop become one of up to 16 B where alignment is plain.
@@ -909,15 +908,15 @@ def merged(access: Access, steps: tuple[Numbers, ...], vector: Numbers, around: 
     widest = 16 // access.buffer.type.bytes
     strides = access.buffer.stride
     for loop in around:
-        if not loop.unrolled:
+        if not loop.unrolled or isinstance(loop.trips, str):
             continue
-        here: Numbers = False
+        here: Truth = False
         for origin, stride in zip(access.origin, strides, strict=bool(access.origin)):
             step = steps_of(origin, loop.var)
             here = here | ((step == vector) & (stride == 1))
         if not np.any(here):
             continue
-        moves: list[Numbers] = [*strides, *steps]
+        moves: list[Number] = [*(s for s in strides if not isinstance(s, str)), *steps]
         for wide in (2, 4, 8):
             if wide > widest:
                 break
@@ -933,7 +932,7 @@ def _of_grid(name: str, program: Program) -> bool:
     return any(axis.var == name for axis in program.grid)
 
 
-def _linear(access: Access, values: Mapping[str, Numbers]) -> tuple[Numbers, ...]:
+def _linear(access: Access, values: Mapping[str, Number]) -> tuple[Number, ...]:
     """Return each thread mode's step in elements, leading dimensions at their values."""
     strides = [values[s] if isinstance(s, str) else s for s in access.buffer.stride]
     return tuple(
@@ -942,7 +941,7 @@ def _linear(access: Access, values: Mapping[str, Numbers]) -> tuple[Numbers, ...
     )
 
 
-def steps_of(origin: Affine, name: str) -> Numbers:
+def steps_of(origin: Affine, name: str) -> Number:
     """Return the coefficient of a variable in an index."""
     return sum((c for v, c in origin.terms if v == name and not isinstance(c, str)), 0)
 
@@ -975,7 +974,7 @@ def _arithmetic(do: Do) -> bool:
     return do.instruction.unit in units and all(a.buffer.level == "registers" for a in do.accesses)
 
 
-def _often(tree: Tree, share: Numbers) -> Tree:
+def _often(tree: Tree, share: Number) -> Tree:
     """Return threads' statements that are done in a share of the turns."""
     return tuple(
         replace(node, count=node.count * share)
@@ -985,7 +984,7 @@ def _often(tree: Tree, share: Numbers) -> Tree:
     )
 
 
-def _only(body: tuple[Statement, ...], kind: type[Any], name: str) -> Any:
+def _only(body: tuple[Statement, ...], kind: type[_S], name: str) -> _S:
     found = [statement for statement in body if isinstance(statement, kind)]
     if len(found) != 1:
         raise ProgramError(

@@ -20,6 +20,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
+from tinygpu.numbers import Integers
 from tinygpu.term.program import Buffer
 
 __all__ = ["Box", "box", "placed", "sound_storage"]
@@ -69,7 +70,7 @@ def box(
     return Box(_bits(filled), low, high, apart)
 
 
-def _each(flat: NDArray[np.int64]) -> int:
+def _each(flat: Integers) -> int:
     """Return how many cells each thread touches, added up."""
     ordered = np.sort(flat, axis=1)
     return int(ordered.shape[0] + (np.diff(ordered, axis=1) != 0).sum())
@@ -84,7 +85,7 @@ def weights(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(prod(shape[d + 1 :]) for d in range(len(shape)))
 
 
-def _digits(numbers: NDArray[np.int64], extents: tuple[int, ...]) -> list[NDArray[np.int64]]:
+def _digits(numbers: Integers, extents: tuple[int, ...]) -> list[Integers]:
     found = []
     for extent in extents[:-1]:
         found.append(numbers % extent)
@@ -92,9 +93,7 @@ def _digits(numbers: NDArray[np.int64], extents: tuple[int, ...]) -> list[NDArra
     return [*found, numbers] if extents else []
 
 
-def _sum(
-    digits: list[NDArray[np.int64]], steps: list[tuple[int, ...]], rank: int
-) -> list[NDArray[np.int64]]:
+def _sum(digits: list[Integers], steps: list[tuple[int, ...]], rank: int) -> list[Integers]:
     many = len(digits[0]) if digits else 1
     found = [np.zeros(many, np.int64) for _ in range(rank)]
     for digit, step in zip(digits, steps, strict=True):

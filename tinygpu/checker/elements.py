@@ -16,9 +16,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tinygpu.checker.outcome import refuse, uncertified
+from tinygpu.numbers import Integers
 from tinygpu.term.expression import Apply, Constant, Expression, Value
 from tinygpu.term.program import Access, Do
 
@@ -39,7 +39,7 @@ __all__ = [
 
 Form = tuple[tuple[str, int], ...]
 """Factors of names, sorted; what is constant stands beside it, cell by cell."""
-Places = NDArray[np.int64]
+Places = Integers
 
 
 @dataclass(slots=True)

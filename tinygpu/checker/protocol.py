@@ -28,7 +28,7 @@ is over.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import product
@@ -50,6 +50,7 @@ from tinygpu.checker.table import (
     require_fields,
     require_types,
 )
+from tinygpu.numbers import Array, Integers
 from tinygpu.term.expression import Apply, Constant, Expression, Value
 from tinygpu.term.program import (
     Access,
@@ -94,6 +95,12 @@ NONE, ALL = -1_000_000, 1_000_000
 _MOST = 10_000
 """No offset and no pace is more."""
 Clock = NDArray[np.int32]
+Columns = NDArray[np.intp] | list[int]
+Site = tuple[*tuple[int, ...], tuple[tuple[str, int], ...]]
+"""Where a statement stands in its body, and the constant loops' values there."""
+_Bodies = dict["Part", list[tuple[tuple[int, ...], Statement]]]
+_Guards = tuple[tuple[int, int, int], ...]
+_Turn = tuple[Mapping[str, int], _Guards, tuple[tuple[str, int], ...]]
 Image = tuple[int, NDArray[np.intp]] | None
 """Of whose clock one may be the image, and from which column each lag is; None: of none."""
 
@@ -227,9 +234,9 @@ class Action:
     number: int
     actor: Actor
     part: Part
-    site: tuple[Any, ...]
+    site: Site
     statement: Statement
-    guards: tuple[tuple[int, int, int], ...]
+    guards: _Guards
     fresh: tuple[int, int, int] | None = None
     entry: Entry | None = None
     references: list[Reference] = field(default_factory=list)
@@ -259,7 +266,7 @@ class Action:
         return f"{self.actor}: {self.statement} [{self.part}{_at(self.site)}]"
 
 
-def _at(site: tuple[Any, ...]) -> str:
+def _at(site: Site) -> str:
     values = [f" {name}={n}" for name, n in site[-1] if name]
     return "".join(values)
 
@@ -281,8 +288,8 @@ class Protocol:
             self.ctas.setdefault(a.cta, []).append(a.number)
         self.rings: list[PacedRing] = []
         self.barriers: list[Phased] = []
-        self._known: dict[tuple[Any, ...], Any] = {}
-        self._bodies: dict[int, tuple[Any, ForTile | None, For | None]] = {}
+        self._known: dict[Hashable, Any] = {}
+        self._bodies: dict[int, tuple[_Bodies, ForTile | None, For | None]] = {}
         self.tiles_of: dict[int, tuple[int, int]] = {}
         self.actions: list[Action] = []
         self.todo: dict[Part, list[list[Action]]] = {
@@ -343,9 +350,10 @@ class Protocol:
         """Cut an agent's body into parts."""
         role = actor.role
         tiles = any(isinstance(s, ForTile) for r in self.program.roles for s in each(r.body))
-        bodies: dict[Part, list[tuple[tuple[int, ...], Statement]]] = {p: [] for p in PARTS}
+        bodies: _Bodies = {p: [] for p in PARTS}
         place: list[Part] = ["start" if self.tiled and tiles else "head"]
-        scope: dict[str, Any] = {}
+        tile: ForTile | None = None
+        loop: For | None = None
 
         def holds(s: Statement) -> bool:
             return any(
@@ -354,6 +362,7 @@ class Protocol:
             )
 
         def go(body: tuple[Statement, ...], path: tuple[int, ...]) -> None:
+            nonlocal tile, loop
             for i, s in enumerate(body):
                 here = (*path, i)
                 if not holds(s):
@@ -365,9 +374,9 @@ class Protocol:
                     if low:
                         go(s.body, here)
                 elif isinstance(s, ForTile):
-                    if "tile" in scope:
+                    if tile is not None:
                         uncertified("two loops over tiles")
-                    scope["tile"] = s
+                    tile = s
                     if self.tiled:
                         place[0] = "head"
                     go(s.body, here)
@@ -376,12 +385,12 @@ class Protocol:
                     if self.tiled:
                         place[0] = "end"
                 elif isinstance(s, For):
-                    if "loop" in scope or place[0] != "head":
+                    if loop is not None or place[0] != "head":
                         uncertified("two loops over steps, or one outside of the tiles")
                     if self.first not in (None, int(s.start)) or int(s.start) < 0:
                         uncertified(f"a loop of {s.trips} from {s.start}")
                     self.first = int(s.start)
-                    scope["loop"] = s
+                    loop = s
                     if any(holds(t) for t in s.body):
                         uncertified("a loop of unknown length in another")
                     bodies["loop"] += [((*here, j), t) for j, t in enumerate(s.body)]
@@ -395,7 +404,7 @@ class Protocol:
                 bodies["end"], bodies["start"] = bodies["start"], []
             if place[0] == "head":
                 bodies["tail"], bodies["head"] = bodies["head"], []
-        self._bodies[actor.number] = (bodies, scope.get("tile"), scope.get("loop"))
+        self._bodies[actor.number] = (bodies, tile, loop)
 
     def _expand(self, actor: Actor) -> None:
         """Unroll an agent's parts to actions."""
@@ -428,7 +437,7 @@ class Protocol:
     def ring(self, actor: Actor, buffer: Buffer, cta: tuple[int, ...]) -> PacedRing:
         """Return a ring of memory as an agent touches it in a CTA."""
         if buffer.level == "registers":
-            key: tuple[Any, ...] = (buffer.name, actor.number)
+            key: tuple[Hashable, ...] = (buffer.name, actor.number)
         else:
             own = (actor.role.name, actor.copy) if int(buffer.copies) > 1 else ()
             key = (buffer.name, cta, *own)
@@ -470,7 +479,7 @@ class Protocol:
 
     def _require_rendezvous(self) -> None:
         """Refuse a number of bar.sync at which two groups of threads meet (D)."""
-        groups: dict[tuple[Any, int], set[Any]] = {}
+        groups: dict[tuple[tuple[int, ...], int], set[str]] = {}
         for action in self.actions:
             s, a = action.statement, action.actor
             if isinstance(s, Sync) and s.scope != "cluster":
@@ -528,7 +537,7 @@ class Protocol:
             if private and entry.done == "now":
                 continue
             ring = one.ring
-            alike: tuple[Any, ...] = (ring.stages, ring.pace, one.offset % ring.stages)
+            alike: tuple[Hashable, ...] = (ring.stages, ring.pace, one.offset % ring.stages)
             if entry.done == "landed" or ring.stages == 1:
                 alike = (ring.number,) if entry.done == "landed" else ()
             key = ("columns", who, action.part, action.site, *alike)
@@ -538,7 +547,7 @@ class Protocol:
                 one.fenced = self._shared((*key, "fenced"), action, ring, "fenced")
 
     def _shared(
-        self, key: tuple[Any, ...], action: Action, ring: PacedRing, what: str = ""
+        self, key: tuple[Hashable, ...], action: Action, ring: PacedRing, what: str = ""
     ) -> list[int]:
         """Return the columns of a key, as many as a ring has stages."""
         if key not in self._known:
@@ -687,7 +696,7 @@ class Protocol:
         source = self._known[key]
         return None if source is None else (number, source)
 
-    def _seen(self, cta: tuple[int, ...], role: str, copy: int) -> NDArray[np.int64]:
+    def _seen(self, cta: tuple[int, ...], role: str, copy: int) -> Integers:
         """Return a number for each column that says what it is about.
 
         Ranks are counted from those of the CTA on, and the copy's number and the first's exchanged.
@@ -703,9 +712,9 @@ class Protocol:
                 found = found * extent + (every[:, axis] - mine) % extent
         return np.asarray(found)
 
-    def _about(self) -> tuple[NDArray[Any], ...]:
+    def _about(self) -> tuple[Array, ...]:
         """Return for each column its kind, role and copy, and the CTAs who acts and what is hit."""
-        kinds: dict[tuple[Any, ...], int] = {}
+        kinds: dict[Hashable, int] = {}
         rows = []
         for action, ring, residue, what in self.rules:
             a = None if action is None else action.actor
@@ -744,7 +753,7 @@ class Protocol:
         """
         mine, stages = ring.references, ring.stages
         first, second = _meeting(mine, others)
-        sites: dict[Any, int] = {}
+        sites: dict[Hashable, int] = {}
         (here, one, alone), (there, two, _) = (
             np.array([
                 (sites.setdefault((a.actor.team, a.site), len(sites)), a.number,
@@ -788,7 +797,7 @@ def _meeting(
     But for one agent's products of one shape with the same sums, which PTX adds in order.
     """
     cells: dict[int, int] = {}
-    shapes: dict[Any, int] = {}
+    shapes: dict[Hashable, int] = {}
 
     def numbered(pair: tuple[Action, Reference]) -> tuple[int, int, int]:
         (action, one), shape = pair, -1
@@ -823,7 +832,7 @@ def _proxy(action: Action) -> str:
     return "generic" if action.entry is None else action.entry.proxy
 
 
-def _path(site: tuple[Any, ...]) -> str:
+def _path(site: Site) -> str:
     *path, values = site
     return ".".join(map(str, path)) + "".join(f" {name}{n}" for name, n in values)
 
@@ -874,15 +883,18 @@ def least_of(program: Program, name: str) -> float:
                 every = [least(p) for p in parts]
                 if how == "mul" and min(every) < 0:
                     return -inf
-                fold: Any = {"add": sum, "mul": prod, "max": max, "min": min}[how]
-                found = fold(every)
-                return float(found)
+                return float(_FOLDS[how](every))
             case Apply(_, parts):
                 for part in parts:
                     least(part)
         return -inf
 
     return least(Value(name))
+
+
+_FOLDS: Mapping[str, Callable[[list[float]], float]] = {
+    "add": sum, "mul": prod, "max": max, "min": min
+}  # fmt: skip
 
 
 def aligned(s: Statement) -> bool:
@@ -930,9 +942,9 @@ class _Place:
     """
 
     part: Part
-    site: tuple[Any, ...]
+    site: Site
     statement: Statement
-    guards: tuple[tuple[int, int, int], ...]
+    guards: _Guards
     values: Mapping[str, int]
     names: list[str]
     known: dict[tuple[int, ...], Any] = field(default_factory=dict)
@@ -980,11 +992,11 @@ class _Scope:
 
     def _unrolled(
         self, s: Statement, part: Part, path: tuple[int, ...], env: Mapping[str, int],
-        guards: tuple[Any, ...] = (), values: tuple[tuple[str, int], ...] = (), *,
+        guards: _Guards = (), values: tuple[tuple[str, int], ...] = (), *,
         elected: bool = False,
     ) -> Iterator[_Place]:  # fmt: skip
         """Yield where a statement stands; ``elected``: one thread alone comes to it."""
-        turns: list[tuple[Any, ...]] = []
+        turns: list[_Turn] = []
         match s:
             case Elect(body):
                 turns, elected = [(env, guards, values)] * (self.actor.first == 0), True

@@ -18,12 +18,11 @@ modes, by PTX's fragments.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Hashable
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tinygpu.checker.elements import (
     Elements,
@@ -41,6 +40,7 @@ from tinygpu.checker.elements import (
 )
 from tinygpu.checker.outcome import refuse, uncertified
 from tinygpu.checker.protocol import PARTS, Action, PacedRing, Protocol, Reference
+from tinygpu.numbers import Booleans
 from tinygpu.term.expression import Apply, Constant, Expression, Value
 from tinygpu.term.operation import Operand, Reduction
 from tinygpu.term.program import Access, Affine, Do, Exit, Immediate, Scalar
@@ -89,7 +89,7 @@ class Provenance:
         self.stores: dict[int, tuple[str, list[Places]]] = {}
         self.stored: dict[str, tuple[Form, ...]] = {}
         self.first = protocol.first or 0
-        self.where: dict[Any, tuple[Places, Places]] = {}
+        self.where: dict[Hashable, tuple[Places, Places]] = {}
         axes = [axis for axis, _ in protocol.program.cluster]
         homes = {b.home for b in protocol.program.buffers} & {*axes}
         self.shared = axes.index(min(homes)) if homes else None
@@ -265,7 +265,7 @@ class Provenance:
         whole = self.threads(action, do)
         ctas = 2 if do.multicast and is_product(action) else 1
         references = list(action.references)
-        operands: list[tuple[Any, list[Reference]]] = []
+        operands: list[tuple[Access | Immediate | Scalar, list[Reference]]] = []
         for source in do.reads:
             own: list[Reference] = []
             if isinstance(source, Access) and source.buffer.level != "gmem":
@@ -274,8 +274,9 @@ class Provenance:
                     uncertified(f"{action}: {source.buffer.name} is read by no thread")
             operands.append((source, own))
         writes = references
-        product = is_product(action) and all(own for _, own in operands)
-        if product and self.multiplied(action, do, operands, writes):
+        factors = [(x, own) for x, own in operands if own and isinstance(x, Access)]
+        product = is_product(action) and len(factors) == len(operands)
+        if product and self.multiplied(action, do, factors, writes):
             return
         pieces = [self.read(action, do, source, own) for source, own in operands]
         tree = self.tree(action, do, [piece.tree for piece in pieces])
@@ -303,7 +304,9 @@ class Provenance:
             return Apply(do.variant, tuple(given))
         return uncertified(f"{action}: what {do.instruction.name} makes")
 
-    def read(self, action: Action, do: Do, source: Any, own: list[Reference]) -> Elements:
+    def read(
+        self, action: Action, do: Do, source: Access | Immediate | Scalar, own: list[Reference]
+    ) -> Elements:
         """Return what a statement reads, by mode."""
         match source:
             case Immediate(number):
@@ -494,7 +497,7 @@ class Provenance:
 
     def contracted(
         self, action: Action, axis: str, x: tuple[Elements, Operand], y: tuple[Elements, Operand],
-        moved: NDArray[np.bool_], extents: tuple[int, ...],
+        moved: Booleans, extents: tuple[int, ...],
     ) -> tuple[Form, Places]:  # fmt: skip
         """Return the reduced coordinates that a product adds to each of its sums.
 

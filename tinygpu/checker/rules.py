@@ -23,9 +23,10 @@ second does not know the first, and R refuses.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -37,6 +38,8 @@ from tinygpu.checker.protocol import (
     PARTS,
     Action,
     Actor,
+    Clock,
+    Columns,
     Part,
     Phased,
     Protocol,
@@ -79,7 +82,7 @@ class Execution:
         self.state, self.clocks, self.used = claim.copy(more)
         self.at = [0] * n
         self.begun = [-1] * n
-        self.meeting: dict[Any, list[int]] = {}
+        self.meeting: dict[Hashable, list[int]] = {}
         self.left = [False] * n
 
     def run(self) -> Invariant:
@@ -153,18 +156,19 @@ class Execution:
 
     # Knowledge.
 
-    def tell(self, number: int) -> Any:
+    def tell(self, number: int) -> Clock:
         """Return what the threads of an agent know and did."""
-        return np.maximum(self.state.known[number], self.state.own[number])
+        found: Clock = np.maximum(self.state.known[number], self.state.own[number])
+        return found
 
-    def learn(self, action: Action, columns: Any) -> None:
+    def learn(self, action: Action, columns: Columns | int) -> None:
         """Note what each thread of an agent did."""
         collective = action.entry is not None and action.entry.issuer == "warp"
         alone = action.actor.count == 1 and not collective
         clocks = self.state.known if alone else self.state.own
         clocks[action.actor.number, columns] = ALL
 
-    def again(self, columns: Any, least: int = NONE) -> None:
+    def again(self, columns: Columns, least: int = NONE) -> None:
         """Let all forget, of what is done anew: who was told before was told of less.
 
         Of what is counted by an index, what is before it (``least``) stays known.
@@ -272,7 +276,7 @@ class Execution:
         return True
 
     def contribute(
-        self, action: Action, barrier: Phased, x: int, message: Any, arrived: int, expected: int,
+        self, action: Action, barrier: Phased, x: int, message: Clock, arrived: int, expected: int,
         landed: int,
     ) -> None:  # fmt: skip
         """Contribute to a phase (B, E), which may end it (A)."""
@@ -338,7 +342,7 @@ class Execution:
         complete = self.state.open[barrier.number][x % barrier.stages] > x
         return complete and self.lacks(known, barrier.arrived[x % barrier.stages], x) is None
 
-    def lacks(self, clock: Any, columns: Any, least: int = ALL) -> int | None:
+    def lacks(self, clock: Clock, columns: Columns, least: int = ALL) -> int | None:
         """Return the first of the columns of which a clock lacks what is asked."""
         (missing,) = np.nonzero(clock[columns] < least)
         return int(columns[missing[0]]) if len(missing) else None
@@ -348,14 +352,14 @@ class Execution:
         s, a = action.statement, action.actor
         assert isinstance(s, Sync)
         protocol = self.protocol
-        scope: dict[str, tuple[Any, int]] = {
+        scope: dict[str, tuple[Hashable, int]] = {
             "cta": ((a.cta, int(s.barrier)), len(protocol.ctas[a.cta])),
             "role": ((a.team, int(s.barrier)), len(protocol.teams[a.team])),
             "cluster": ("cluster", len(protocol.actors)),
         }
         return self.rendezvous(action, *scope[s.scope])
 
-    def rendezvous(self, action: Action, key: Any, many: int) -> bool:
+    def rendezvous(self, action: Action, key: Hashable, many: int) -> bool:
         """Let agents go on when all have come; they know then what all know (but products)."""
         number = action.actor.number
         here = self.meeting.setdefault(key, [])
@@ -549,7 +553,7 @@ class Execution:
         known[mine] = self.state.own[actor.number, mine]
         self.require(known, self.protocol.grouped[actor.number], "is not waited for")
 
-    def require(self, clock: Any, columns: Any, why: str) -> None:
+    def require(self, clock: Clock, columns: Columns, why: str) -> None:
         """Ask that all is known of some columns at the end."""
         column = self.lacks(clock, columns)
         if column is not None:

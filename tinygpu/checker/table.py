@@ -148,8 +148,7 @@ def entry_of(do: Do) -> tuple[Entry, bool]:
     if own:
         if "now" not in done or how.issuer not in ("thread", "warp"):
             uncertified(f"{how.name} is the user's own and is not done at once")
-        issuer: Any = how.issuer
-        return Entry(how.reads, how.writes, "now", issuer, types=how.types), True
+        return Entry(how.reads, how.writes, "now", how.issuer, types=how.types), True
     entry = TABLE[how.name]
     given = (how.reads, how.writes, how.issuer)
     if given != (entry.reads, entry.writes, entry.issuer) or entry.done not in done:
@@ -263,13 +262,13 @@ def require_fields(program: Program) -> None:
         if part is None or id(part) in done:
             continue
         done.add(id(part))
-        kind: Any = type(part)
+        kind: Any = type(part)  # mypy knows no hash of a type
         if strange := _strange(kind):
             uncertified(strange)
 
 
 @cache
-def _strange(kind: Any) -> str:
+def _strange(kind: type) -> str:
     known = FIELDS.get(kind.__name__)
     if known is None:
         return f"the checker does not read a {kind.__name__}"

@@ -21,7 +21,7 @@ Whatever is not of this form is refused.
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -123,7 +123,7 @@ def _runs(clock: Clocks) -> list[list[int]]:
 class _Reading:
     """A certificate's parts, each of which has to be of its form."""
 
-    def __init__(self, program: Program, whole: Any) -> None:
+    def __init__(self, program: Program, whole: object) -> None:
         fields = {"format", "term", "near", "far", "early", "columns", "clocks", "cells", "nodes"}
         if not isinstance(whole, dict) or whole.keys() != fields:
             refuse("certificate: it has other fields")
@@ -155,7 +155,7 @@ class _Reading:
         near, far = self.integer(self.whole["near"]), self.integer(self.whole["far"])
         return self.protocol, Certificate(near, far, self.whole["early"], nodes)
 
-    def invariant(self, one: dict[str, Any]) -> Invariant:
+    def invariant(self, one: Mapping[str, object]) -> Invariant:
         """Return what is claimed at a node."""
         p = self.protocol
         messages: dict[tuple[int, int], Clocks] = {}
@@ -196,18 +196,18 @@ class _Reading:
             open=[[self.integer(x) for x in self.list(s, many)] for many, s in rings],
             counts=counts,
             groups=groups,
-            touched=list(touched),
+            touched=[bool(x) for x in touched],
             holds=[[self.held(h) for h in self.list(s, ring.stages)] for ring, s in slots],
         )
 
-    def rows(self, every: Any) -> Clocks:
+    def rows(self, every: object) -> Clocks:
         """Return the clocks of all agents."""
         found: list[Clocks] = []
         for number, image in zip(self.list(every, len(self.images)), self.images, strict=True):
             found.append(self.row(number, None if image is None else found[image[0]], image))
         return np.array(found)
 
-    def row(self, number: Any, like: Clocks | None, image: Image) -> Clocks:
+    def row(self, number: object, like: Clocks | None, image: Image) -> Clocks:
         """Return a clock by its place in the list, or, of None, the image of another."""
         if number is not None:
             return self.clocks[self.below(number, len(self.clocks))]
@@ -215,7 +215,7 @@ class _Reading:
             refuse("certificate: a clock is left out that is no image")
         return like[image[1]]
 
-    def clock(self, runs: Any) -> Clocks:
+    def clock(self, runs: object) -> Clocks:
         """Return a clock of its runs."""
         found = np.array([[*self.list(one), 0] for one in self.list(runs, 2)])  # the 0: an int
         if found.ndim != 2 or found.dtype != np.int64:
@@ -229,7 +229,7 @@ class _Reading:
         clock[self.order] = np.repeat(lags, many)
         return clock
 
-    def position(self, at: Any) -> Position:
+    def position(self, at: object) -> Position:
         """Return a node's position."""
         part, done, left, tile = self.list(at, 4)
         if part not in PARTS:
@@ -239,7 +239,7 @@ class _Reading:
             self.below(tile, self.protocol.period),
         )  # fmt: skip
 
-    def held(self, one: Any) -> Held:
+    def held(self, one: object) -> Held:
         """Return what a slot holds."""
         if one is None:
             return None
@@ -247,30 +247,31 @@ class _Reading:
         written, unread = (self.cells[self.below(place, len(self.cells))] for place in places)
         return Contents(self.integer(index), written, unread)
 
-    def mask(self, one: Any) -> int:
+    def mask(self, one: object) -> int:
         """Return a set of cells."""
         if not isinstance(one, str) or not one or set(one) - set("0123456789abcdef"):
             refuse("certificate: a mask of cells")
         return int(one, 16)
 
-    def tuples(self, every: Any, many: int) -> list[list[Any]]:
+    def tuples(self, every: object, many: int) -> list[list[object]]:
         """Return a list of lists of one length."""
         return [self.list(one, many) for one in self.list(every)]
 
-    def list(self, one: Any, many: int | None = None) -> list[Any]:
+    def list(self, one: object, many: int | None = None) -> list[object]:
         """Return a list, of some length."""
         if not isinstance(one, list) or (many is not None and len(one) != many):
             refuse(f"certificate: {str(one)[:40]} is no list of {many}")
         return one
 
-    def integer(self, one: Any) -> int:
+    def integer(self, one: object) -> int:
         """Return a number that is not far from 0."""
         if type(one) is not int or not abs(one) <= _MOST:
             refuse(f"certificate: {str(one)[:40]} is no number")
         return one
 
-    def below(self, one: Any, many: int) -> int:
+    def below(self, one: object, many: int) -> int:
         """Return a number that counts something."""
-        if not 0 <= self.integer(one) < many:
+        number = self.integer(one)
+        if not 0 <= number < many:
             refuse(f"certificate: {one} is not below {many}")
-        return int(one)
+        return number

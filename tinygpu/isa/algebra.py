@@ -17,13 +17,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from tinygpu.isa.memory import DType
+from tinygpu.numbers import Array, Number
 
-__all__ = ["FLOATS", "OPERATORS", "Algebra"]
+__all__ = ["FLOATS", "OPERATORS", "Algebra", "Operator"]
+
+Operator: TypeAlias = Callable[..., Any]
+"""A function of numbers: ints, floats or arrays, or what else an algebra computes with."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,28 +41,28 @@ class Algebra:
     ``modulus``: elements are whole numbers modulo it; 0: floats.
     """
 
-    operators: Mapping[str, Callable[..., Any]]
+    operators: Mapping[str, Operator]
     number: Callable[[float], Any]
-    round: Callable[[DType, Any], Any]
-    contract: Callable[[Callable[[Any, Any], Any], Any, Any], Any]
-    total: Callable[[str, Any, tuple[int, ...]], Any]
+    round: Callable[[DType, Array], Array]
+    contract: Callable[[Callable[[Array, Array], Array], Array, Array], Array]
+    total: Callable[[str, Array, tuple[int, ...]], Array]
     exact: bool
     modulus: int = 0
 
 
-def _ceildiv(a: Any, b: Any) -> Any:
+def _ceildiv(a: Number, b: Number) -> Number:
     return -(-a // b)
 
 
-def _sigmoid(x: Any) -> Any:
+def _sigmoid(x: Number) -> Number:
     return 1.0 / (1.0 + np.exp(-x))
 
 
-def _rcp0(x: Any) -> Any:
+def _rcp0(x: Number) -> Array:
     return np.where(x == 0, 0.0, 1.0 / np.where(x == 0, 1.0, x))
 
 
-OPERATORS: Mapping[str, Callable[..., Any]] = {
+OPERATORS: Mapping[str, Operator] = {
     "add": lambda a, b: a + b,
     "sub": lambda a, b: a - b,
     "mul": lambda a, b: a * b,
@@ -87,8 +91,8 @@ OPERATORS: Mapping[str, Callable[..., Any]] = {
 """Operators by name: their meaning on NumPy arrays, PTX's names where PTX has them."""
 
 
-def _total(operator: str, array: Any, axes: tuple[int, ...]) -> Any:
-    over: Any = np.sum if operator == "add" else np.max
+def _total(operator: str, array: Array, axes: tuple[int, ...]) -> Array:
+    over: Callable[..., Array] = np.sum if operator == "add" else np.max
     return over(array, axis=axes, keepdims=True)
 
 

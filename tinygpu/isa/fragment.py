@@ -33,12 +33,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tinygpu.errors import ProgramError
+from tinygpu.numbers import Integers, Number
 
 __all__ = ["FRAGMENTS", "Blocks", "Fragment", "Mode", "Operand"]
 
@@ -59,11 +59,11 @@ class Fragment:
         """Threads that hold a tile together."""
         return prod(extent for extent, _, _ in self.thread_modes)
 
-    def per_thread(self, shape: tuple[Any, Any]) -> Any:
+    def per_thread(self, shape: tuple[Number, Number]) -> Number:
         """Return the elements of a tile of this shape that one thread holds."""
         return shape[0] * shape[1] // self.threads
 
-    def places(self, shape: tuple[int, int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def places(self, shape: tuple[int, int]) -> tuple[Integers, Integers]:
         """Return the row and the column of each thread's values, both (threads, values).
 
         Raises ProgramError unless the shape is a multiple of the base.
@@ -81,7 +81,7 @@ class Fragment:
         return both[..., 0], both[..., 1]
 
 
-def _digits(modes: tuple[Mode, ...]) -> NDArray[np.int64]:
+def _digits(modes: tuple[Mode, ...]) -> Integers:
     """Return the (row, column) of each number in mixed radix."""
     total = np.zeros((1, 2), np.int64)
     for extent, row, column in modes:
@@ -133,7 +133,7 @@ class Blocks:
             found[name], apart = apart, apart * extent
         return found["pair"], found["half"], found["deep"]
 
-    def held(self, operand: Operand) -> NDArray[np.int64]:
+    def held(self, operand: Operand) -> Integers:
         """Return which element of an operand each value of each lane is: (values, lanes).
 
         Values count as a statement's do; element (row, column) is row * columns + column.
@@ -142,7 +142,7 @@ class Blocks:
         rows, columns = fragment.places(fragment.base)
         digits = np.indices(self.values[::-1]).reshape(3, -1)[::-1]  # pair fastest
         value = np.array(self.steps(operand)) @ digits
-        found: NDArray[np.int64] = (rows * fragment.base[1] + columns)[:, value].T
+        found: Integers = (rows * fragment.base[1] + columns)[:, value].T
         return found
 
 

@@ -26,6 +26,7 @@ from tinygpu.errors import MachineError, ProgramError, nearest
 from tinygpu.isa.algebra import FLOATS, Algebra
 from tinygpu.isa.fragment import Blocks
 from tinygpu.isa.memory import DTYPES
+from tinygpu.numbers import Number
 
 __all__ = ["Completion", "Instruction", "Issuer", "Unit", "same"]
 
@@ -137,10 +138,10 @@ class Instruction:
             return arch == self.arch
         return arch_number(arch) >= arch_number(self.arch)
 
-    def semantics(self, variant: str, *arguments: Any, algebra: Algebra = FLOATS) -> Any:
+    def semantics(self, variant: str, *arguments: Number, algebra: Algebra = FLOATS) -> Number:
         """Return what it writes of the arrays that it reads, without a meaning of its own."""
         if self.variants:
-            return algebra.operators[variant](*arguments)
+            arguments = (algebra.operators[variant](*arguments),)
         return arguments[0]
 
     @property

@@ -23,11 +23,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import ml_dtypes
 import numpy as np
-from numpy.typing import NDArray
+
+from tinygpu.numbers import Array, Floats
 
 __all__ = ["ARRAY_DTYPES", "DTYPES", "GMEM", "L1", "L2", "REGISTERS", "SMEM", "TMEM", "DType",
            "Level"]  # fmt: skip
@@ -73,22 +74,22 @@ class DType:
     roundoff: float
 
     @property
-    def numpy(self) -> np.dtype[Any]:
+    def numpy(self) -> np.dtype:
         """The NumPy type that holds it (bf16 from ml_dtypes, fp32 for tf32)."""
         return _NUMPY[self.name]
 
-    def round(self, array: NDArray[Any]) -> NDArray[Any]:
+    def round(self, array: Array) -> Array:
         """Round an array to this type, to nearest even."""
         if self.name == "tf32":
             array = _to_tf32(array)
         return np.asarray(array).astype(self.numpy)
 
 
-def _to_tf32(array: NDArray[Any]) -> NDArray[np.float64]:
+def _to_tf32(array: Array) -> Floats:
     """Return the nearest numbers with 11 bits, or fewer below the least normal fp32 number."""
     wide = np.asarray(array, np.float64)
     exponent = np.maximum(np.frexp(wide)[1], -125) - 11
-    result: NDArray[np.float64] = np.ldexp(np.rint(np.ldexp(wide, -exponent)), exponent)
+    result: Floats = np.ldexp(np.rint(np.ldexp(wide, -exponent)), exponent)
     return result
 
 
@@ -106,7 +107,7 @@ DTYPES: Mapping[str, DType] = {
 }
 ARRAY_DTYPES: Mapping[str, DType] = {**DTYPES, "i32": DType("i32", 4, "s32", 0.0)}
 """Types of a kernel's arrays: also of those that say where something is, as the ends of groups."""
-_NUMPY: Mapping[str, np.dtype[Any]] = {
+_NUMPY: Mapping[str, np.dtype] = {
     "i32": np.dtype(np.int32),
     "f64": np.dtype(np.float64),
     "f32": np.dtype(np.float32),

@@ -19,18 +19,17 @@ from math import prod
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tinygpu.errors import ProgramError
 from tinygpu.isa.algebra import FLOATS, Algebra
 from tinygpu.isa.fragment import FRAGMENTS, Blocks
 from tinygpu.isa.instruction import Instruction, same
+from tinygpu.numbers import Floats, Integers
 
 __all__ = ["FAMILY", "products"]
 
 _REGISTERS = ("registers",)
 _WARP = 32
-Values = NDArray[np.float64]
 
 OF_HALVES = Blocks(("f16", "bf16"), "f32", FRAGMENTS["mma_a"], FRAGMENTS["mma_b"], FRAGMENTS["mma"])
 _OF_TF32 = Blocks(
@@ -55,12 +54,12 @@ FAMILY: tuple[Instruction, ...] = (
 def products(
     blocks: Blocks,
     values: tuple[int, ...],
-    a: Values,
-    b: Values,
-    sums: Values,
+    a: Floats,
+    b: Floats,
+    sums: Floats,
     *,
     algebra: Algebra = FLOATS,
-) -> Values:
+) -> Floats:
     """Return the new sums; all are (values, threads), the threads whole warps in order.
 
     Raises ProgramError for values or threads of another form.
@@ -78,29 +77,29 @@ def products(
     left, right, before = (x.reshape(whole) for x in (a, b, sums))
     m, n, k = blocks.shape
 
-    def matrix(of: Literal["a", "b"], held: Values, lines: int) -> Values:
+    def matrix(of: Literal["a", "b"], held: Floats, lines: int) -> Floats:
         flat = held.transpose(0, 2, 1, 3).reshape(len(held), whole[3], -1)
-        found: Values = flat[..., _holders(blocks, of)].reshape(*flat.shape[:2], lines, k)
+        found: Floats = flat[..., _holders(blocks, of)].reshape(*flat.shape[:2], lines, k)
         return found
 
-    def form(x: Values, y: Values) -> Values:
-        found: Values = np.einsum("rwmk,cwnk->rcwmn", x, y, optimize=True)
+    def form(x: Floats, y: Floats) -> Floats:
+        found: Floats = np.einsum("rwmk,cwnk->rcwmn", x, y, optimize=True)
         return found
 
     product = algebra.contract(form, matrix("a", left[:, 0], m), matrix("b", right[0], n))
     mine = product.reshape(rows, columns, whole[3], m * n)[..., _held_sums(blocks)]
-    result: Values = algebra.operators["add"](before, mine.transpose(0, 1, 3, 2, 4))
+    result: Floats = algebra.operators["add"](before, mine.transpose(0, 1, 3, 2, 4))
     return result.reshape(sums.shape)
 
 
 @cache
-def _held_sums(blocks: Blocks) -> NDArray[np.int64]:
+def _held_sums(blocks: Blocks) -> Integers:
     """Return which element of D each value of each lane is."""
     return blocks.held("d")
 
 
 @cache
-def _holders(blocks: Blocks, operand: Literal["a", "b"]) -> NDArray[np.int64]:
+def _holders(blocks: Blocks, operand: Literal["a", "b"]) -> Integers:
     """Return which value and lane (value * 32 + lane) holds each element of an operand."""
-    found: NDArray[np.int64] = np.unique(blocks.held(operand), return_index=True)[1]
+    found: Integers = np.unique(blocks.held(operand), return_index=True)[1]
     return found

@@ -8,12 +8,11 @@ It moves boxes of at most 256 elements a side.  A tile of more lines is boxes of
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from tinygpu.isa.instruction import Instruction
 from tinygpu.isa.ordering import Group
+from tinygpu.numbers import Number
 
 __all__ = ["BOX_SIDE", "FAMILY", "STORES", "boxes"]
 
@@ -28,6 +27,7 @@ FAMILY: tuple[Instruction, ...] = (
 STORES = Group("bulk", "bulk_group", "cp.async.bulk", needs="bulk_group", by="one", read=True)
 
 
-def boxes(lines: Any) -> Any:
+def boxes(lines: Number) -> Number:
     """Return in how many boxes a tile of so many lines is moved: an int, or an array of them."""
-    return np.maximum(-(-lines // BOX_SIDE), 1)
+    many: Number = np.maximum(-(-lines // BOX_SIDE), 1)
+    return many

@@ -19,12 +19,10 @@ Source: PTX ISA 9, "wgmma.mma_async", "Register Fragments".
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
-
 from tinygpu.errors import ProgramError
 from tinygpu.isa.instruction import Instruction
 from tinygpu.isa.ordering import FenceKind, Group
+from tinygpu.numbers import Floats
 
 __all__ = [
     "COLUMN_STEPS", "FAMILY", "FENCE", "PRODUCTS", "ROW_STEPS", "THREADS", "joined", "rows_of",
@@ -46,10 +44,8 @@ THREADS = (4, 8, 4)
 ROW_STEPS, COLUMN_STEPS = (0, 8, 0, 1, 16), (1, 0, 2, 0, 0)
 """Rows and columns of the sums between two values of pair, half, quad, octet, warp."""
 
-Values = NDArray[np.float64]
 
-
-def rows_of(held: Values) -> Values:
+def rows_of(held: Floats) -> Floats:
     """Return A, (instances, rows, steps of k), of what threads hold: (values, threads, instances).
 
     A thread's values count word, deep, half; rows count half, octet, warp, as sums' digits do.
@@ -66,7 +62,7 @@ def rows_of(held: Values) -> Values:
     return turned.reshape(held.shape[2], 64, 16)
 
 
-def joined(flat: Values, rows: tuple[int, ...], columns: tuple[int, ...]) -> Values:
+def joined(flat: Floats, rows: tuple[int, ...], columns: tuple[int, ...]) -> Floats:
     """Return a product, (.., rows, columns), by the modes that either factor moves along.
 
     ``rows`` and ``columns``: how far each mode goes in A and in B, 1 where it does not move along.

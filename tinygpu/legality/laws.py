@@ -28,10 +28,9 @@ Source: each law's ``source``.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -81,7 +80,8 @@ from tinygpu.legality.storage_laws import STORAGE_LAWS
 from tinygpu.legality.tensor_laws import TENSOR_LAWS
 from tinygpu.legality.tmem_laws import TMEM_LAWS
 from tinygpu.legality.warp_laws import WARP_LAWS
-from tinygpu.term.machine import Chosen, Machine, Requirement
+from tinygpu.numbers import Truth
+from tinygpu.term.machine import Chosen, Machine, Requirement, Value
 from tinygpu.term.operation import Problem
 from tinygpu.term.plan import Term
 from tinygpu.term.program import Do, Program, walk
@@ -101,7 +101,7 @@ __all__ = [
     "serves",
 ]
 
-Places = dict[Any, tuple[tuple[tuple[str, Any], ...], Any]]
+Places = dict[Hashable, tuple[tuple[tuple[str, Truth], ...], Case]]
 """The clauses of statements by their keys; what a key identifies is kept with them."""
 
 
@@ -393,7 +393,7 @@ def check_schedule(
     return _violations(ordinary, problem.sizes, device, (LAWS["concurrency"],), values)
 
 
-def judged(case: Case, places: Places) -> Iterator[tuple[str, Any]]:
+def judged(case: Case, places: Places) -> Iterator[tuple[str, Truth]]:
     """Yield each clause of the laws that numbers decide: the law's name, and whether it holds.
 
     ``places`` remembers statements of equal numbers: those of other terms of a space, too.  Laws
@@ -459,7 +459,7 @@ def _violations(
     sizes: Mapping[str, int],
     device: Device | None,
     laws: Iterable[Law],
-    values: Mapping[str, Any],
+    values: Mapping[str, Value],
 ) -> tuple[Violation, ...]:
     cases = Case.every(term, sizes, device)
     found = []
@@ -475,7 +475,7 @@ def _failed(requirements: Iterable[Requirement]) -> list[Requirement]:
     return [r for r in requirements if not r.holds]
 
 
-def _numbers(machine: Machine, values: Mapping[str, Any]) -> dict[str, Any]:
+def _numbers(machine: Machine, values: Mapping[str, Value]) -> dict[str, Value | np.int64]:
     """Let a numeric machine divide by zero, as it does over a space: the laws then say why."""
     if not machine.numeric:
         return dict(values)
@@ -489,7 +489,7 @@ def _numbers(machine: Machine, values: Mapping[str, Any]) -> dict[str, Any]:
 _DECISION = r'\w+(?: "[^(),]*)?'
 
 
-def named(mend: str, values: Mapping[str, Any]) -> str:
+def named(mend: str, values: Mapping[str, Value | None]) -> str:
     """Put each decision's value behind its name, if it has one; parentheses keep decisions alone.
 
     >>> named('guard it (edges "guard", stages), or lower tile_m', {"stages": 4, "tile_m": 64})

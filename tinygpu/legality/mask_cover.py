@@ -41,7 +41,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from tinygpu.isa.algebra import FLOATS
 from tinygpu.legality.reach import exactly_once
@@ -64,6 +64,9 @@ from tinygpu.term.program import (
     var,
     walked,
 )
+
+if TYPE_CHECKING:
+    from z3 import ArithRef, BoolRef, ExprRef
 
 __all__ = ["Cover", "Guard", "Hide", "Reading", "Weighted", "decide", "mask_cover", "read"]
 
@@ -181,7 +184,7 @@ class _Numbers:
         self.reading, self.z3 = reading, z3_module()
         self.solver = self.z3.Solver(ctx=self.z3.Context())
         self.solver.set("rlimit", RESOURCES)
-        self.known: dict[str, Any] = {}
+        self.known: dict[str, ArithRef] = {}
         self.quotients = 0
         m, n = self.named(reading.rows), self.named(reading.keys)
         self.sizes, self.trips = (m, n), self.named(reading.trips)
@@ -189,17 +192,17 @@ class _Numbers:
         self.digits = [self.below(f"digit {i}", extent) for i, extent in enumerate(extents)]
         self.others = {axis: self.counted(*place) for axis, place in reading.others.items()}
 
-    def new(self, name: str) -> Any:
+    def new(self, name: str) -> ArithRef:
         """Return an unknown integer; a name with a blank is none of a term's."""
         return self.z3.Int(name, self.solver.ctx)
 
-    def below(self, name: str, extent: Any) -> Any:
+    def below(self, name: str, extent: ArithRef) -> ArithRef:
         """Return an unknown integer from 0 on, below an extent."""
         found = self.new(name)
         self.solver.add(found >= 0, found < extent)
         return found
 
-    def named(self, name: str) -> Any:
+    def named(self, name: str) -> ArithRef:
         """Return the number of a name: a size is 1 or more, a place is below its extent."""
         reading = self.reading
         if name not in self.known:
@@ -214,7 +217,7 @@ class _Numbers:
                 raise _UnreadError(f"{name} is no size, parameter, tile value or place of a tile")
         return self.known[name]
 
-    def of(self, expression: Expression, point: Mapping[str, Any] | None = None) -> Any:
+    def of(self, expression: Expression, point: Mapping[str, ArithRef] | None = None) -> ExprRef:
         """Return an integer expression, or a condition, at the coordinates of a point."""
         match expression:
             case Constant(number) if float(number).is_integer():
@@ -235,25 +238,26 @@ class _Numbers:
                 return _LINEAR[operator](self.z3, *(self.of(a, point) for a in arguments))
         raise _UnreadError(f"{expression} is not linear in sizes, places and coordinates")
 
-    def form(self, form: Affine, turn: Any = None) -> Any:
+    def form(self, form: Affine, turn: ArithRef | None = None) -> ArithRef:
         """Return an affine form, in the loop at a turn."""
-        total: Any = self.z3.IntVal(form.constant, self.solver.ctx)
+        total: ArithRef = self.z3.IntVal(form.constant, self.solver.ctx)
         for name, factor in form.terms:
             if not isinstance(factor, int):
                 raise _UnreadError(f"{form} counts {factor} over tiles")
             if name == self.reading.turn and turn is None:
                 raise _UnreadError(f"{form} has the turn {name} outside of its loop")
-            total = total + factor * (turn if name == self.reading.turn else self.named(name))
+            here = self.named(name) if turn is None or name != self.reading.turn else turn
+            total = total + factor * here
         return total
 
-    def counted(self, form: Affine, steps: Sequence[int], turn: Any = None) -> Any:
+    def counted(self, form: Affine, steps: Sequence[int], turn: ArithRef | None = None) -> ArithRef:
         """Return a form, in the loop at a turn, and so many steps of each digit further."""
         total = self.form(form, turn)
         for digit, step in zip(self.digits, steps, strict=True):
             total = total + step * digit
         return total
 
-    def acts(self, guards: Sequence[Guard], turn: Any = None) -> Any:
+    def acts(self, guards: Sequence[Guard], turn: ArithRef | None = None) -> BoolRef:
         """Return whether guards hold."""
         every = [self.z3.BoolVal(True, self.solver.ctx)]
         for index, bound in guards:
@@ -261,7 +265,7 @@ class _Numbers:
             every.append(self.form(index, turn) < most)
         return self.z3.And(*every)
 
-    def seen(self, row: Any, key: Any) -> Any:
+    def seen(self, row: ArithRef, key: ArithRef) -> BoolRef:
         """Return whether the operation shows an existing row a key."""
         reading, (_, n) = self.reading, self.sizes
         every = [*self.exists(row), key >= 0, key < n]
@@ -270,14 +274,14 @@ class _Numbers:
             every.append(self.of(reading.condition, point))
         return self.z3.And(*every)
 
-    def exists(self, row: Any) -> list[Any]:
+    def exists(self, row: ArithRef) -> list[BoolRef]:
         """Return that a row is one of the array's."""
         inside = [row >= 0, row < self.sizes[0]]
         for axis, at in self.others.items():
             inside += [at >= 0, at < self.named(axis)]
         return inside
 
-    def ask(self, sentence: str, claims: Sequence[Any], shown: Mapping[str, Any]) -> Cover | None:
+    def ask(self, sentence: str, claims: list[BoolRef], shown: dict[str, ArithRef]) -> Cover | None:
         """Return a counterexample, at small sizes if there is one there; None if there is none."""
         solver, model = self.solver, None
         for most in (None, *_SHOWN):
@@ -304,7 +308,7 @@ class _Numbers:
         return Cover("wrong", f"{sentence}, at {numbers}", at)
 
 
-_LINEAR: Mapping[str, Callable[..., Any]] = {
+_LINEAR: Mapping[str, Callable[..., ExprRef]] = {
     "neg": lambda _, a: -a,
     "add": lambda _, a, b: a + b,
     "sub": lambda _, a, b: a - b,
@@ -388,10 +392,10 @@ def _of_cluster(reading: Reading) -> tuple[int, Affine]:
     return block, Affine(reading.key.constant, terms)
 
 
-def _uses(asked: _Numbers, turn: Any, within: list[Any]) -> Iterator[Cover | None]:
+def _uses(asked: _Numbers, turn: ArithRef, within: list[BoolRef]) -> Iterator[Cover | None]:
     """Yield what z3 says against values that meet their own weights, each turn once."""
     z3, trips, reading = asked.z3, asked.trips, asked.reading
-    often: Any = z3.IntVal(0, asked.solver.ctx)
+    often: ArithRef = z3.IntVal(0, asked.solver.ctx)
     for use in reading.uses:
         here = turn if use.loops else None
         ahead = use.values + Affine(0, ((reading.turn, -1),))

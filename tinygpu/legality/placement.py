@@ -20,7 +20,6 @@ Source: PTX ISA, "Addresses as Operands" (alignment); CUTLASS, "Predicated tile 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
@@ -36,6 +35,7 @@ from tinygpu.legality.reach import (
     origin_of,
     product,
 )
+from tinygpu.numbers import Number, Truth
 from tinygpu.term.expression import Apply, Constant, Value
 from tinygpu.term.groups import END, FIRST, GROUP, cuts_groups, slots
 from tinygpu.term.operation import LARGEST_SIZE
@@ -58,7 +58,7 @@ _WIDTHS_BYTES = (1, 2, 4, 8, 16)
 _ASYNC_WIDTHS_BYTES = (4, 8, 16)
 
 
-def _vectors(place: Place) -> Iterator[tuple[Access, Any]]:
+def _vectors(place: Place) -> Iterator[tuple[Access, Number]]:
     """Yield the accesses to memory that vectors move, and the vector."""
     for access in place.do.accesses:
         if access.buffer.level != "registers":
@@ -78,7 +78,7 @@ def legal_widths(context: Context, place: Place) -> Iterator[Clause]:
         asynchronous = place.do.instruction.completion == "commit_group"
         widths = _ASYNC_WIDTHS_BYTES if asynchronous else _WIDTHS_BYTES
         got = vector * access.buffer.type.bytes
-        holds: Any = False
+        holds: Truth = False
         for width in widths:
             holds = holds | (got == width)
         allowed = ", ".join(map(str, widths))
@@ -86,22 +86,23 @@ def legal_widths(context: Context, place: Place) -> Iterator[Clause]:
         yield Clause(holds, "{} of {} moves {} B; allowed are {}", (name, access, got, allowed))
 
 
-def memory_step(access: Access, steps: tuple[Any, ...]) -> Any:
+def memory_step(access: Access, steps: tuple[Number, ...]) -> Number:
     """Return how far steps move in memory, in elements; in gmem along its contiguous dimension."""
-    total: Any = 0
+    total: Number = 0
     for step, stride in zip(steps, access.buffer.stride, strict=True):
         if moves(step) and not isinstance(stride, str):
             total = total + step * stride
     return total
 
 
-def _in_two(do: Do, access: Access, vector: Any) -> Any:
+def _in_two(do: Do, access: Access, vector: Number) -> Truth:
     """Return whether a vector goes over whole first values of the second mode, that follow on."""
     if len(do.values) < 2:
         return False
     first, second = do.values[:2]
-    whole = (vector % np.maximum(first, 1) == 0) & (vector > first)
-    times = np.maximum(vector // np.maximum(first, 1), 1)
+    least: Number = np.maximum(first, 1)
+    whole = (vector % least == 0) & (vector > first)
+    times: Number = np.maximum(vector // least, 1)
     return whole & (second % times == 0) & (memory_step(access, access.value[1]) == first)
 
 
@@ -197,7 +198,7 @@ def inside(context: Context, place: Place) -> Iterator[Clause]:
                 last = far + reach - 1
                 yield Clause(last <= LARGEST_SIZE, text, (access, dimension, last, LARGEST_SIZE))
                 continue
-            left: Any = guard
+            left: Truth = not isinstance(guard, str) and guard  # of a space an array
             for leave in place.exits:
                 left = left | _left(context, place, access, dimension, leave)
             if step is None or access.buffer.level == "smem":  # a load may bring a part of a tile
@@ -210,12 +211,12 @@ def inside(context: Context, place: Place) -> Iterator[Clause]:
             yield Clause(left | holds, text, (access, dimension, far + reach - 1, size))
 
 
-def _below_zero(number: Any) -> bool:
+def _below_zero(number: Number) -> bool:
     """Say whether a number is negative; of a space: in any schedule."""
     return number < 0 if isinstance(number, int) else bool(np.any(np.asarray(number) < 0))
 
 
-def _left(context: Context, place: Place, access: Access, dimension: int, leave: Exit) -> Any:
+def _left(context: Context, place: Place, access: Access, dimension: int, leave: Exit) -> Truth:
     """Say whether the threads whose coordinates would lie outside have left at an Exit.
 
     They have if the Exit sees the same origin and thread steps, and a thread's own values never lie
@@ -243,9 +244,9 @@ def _left(context: Context, place: Place, access: Access, dimension: int, leave:
     return holds & (context.size(access, dimension) % room == 0)
 
 
-def _reach(access: Access, extents: tuple[Any, ...], dimension: int) -> Any:
+def _reach(access: Access, extents: tuple[Number, ...], dimension: int) -> Number:
     """Return how far coordinates reach over the first modes, values and then threads."""
-    reach: Any = 1
+    reach: Number = 1
     for extent, steps in zip(extents, (*access.value, *access.thread), strict=False):
         if moves(steps[dimension]):
             reach = reach + (extent - 1) * steps[dimension]
@@ -264,10 +265,10 @@ def fill_tiles(context: Context, place: Place) -> Iterator[Clause]:
     yield from _once(context, place, place.do)
     boxes = [_box(context, place, do) for do in (place.do, *place.beside)]
     sizes = [context.size(access, d) for d in range(len(access.buffer.shape))]
-    together: Any = len(boxes) > 1
+    together: Truth = len(boxes) > 1
     for i, one in enumerate(boxes):
         for other in boxes[:i]:
-            apart: Any = False
+            apart: Truth = False
             for (low, count), (low2, count2) in zip(one, other, strict=True):
                 apart = apart | (low + count <= low2) | (low2 + count2 <= low)
             together = together & apart
@@ -302,7 +303,7 @@ def store_once(context: Context, place: Place) -> Iterator[Clause]:
             yield Clause(there >= many, text, (output, there, block, many))
             used |= {slot}
     for tiles in place.tiles:
-        copies: Any = 1
+        copies: Number = 1
         for name, step in tiles.start.terms:
             mine = name == place.role.copy
             copies = copies * select(mine & (step == 1), place.role.copies, 0)
@@ -342,7 +343,7 @@ def _once(context: Context, place: Place, do: Do) -> Iterator[Clause]:
         *zip(threads, access.thread, strict=bool(access.thread)),
     ]
     for extent, steps in pairs:
-        directions: Any = 0
+        directions: Number = 0
         for step in steps:
             directions = directions + (step > 0) * 1
         text = "{}: {} values or threads write the same elements; one alone may (k.only)"
@@ -356,12 +357,12 @@ def _once(context: Context, place: Place, do: Do) -> Iterator[Clause]:
         yield Clause(holds, text, (access, dimension))
 
 
-def _modes(context: Context, place: Place, do: Do, dimension: int) -> list[tuple[Any, Any]]:
+def _modes(context: Context, place: Place, do: Do, dimension: int) -> list[tuple[Number, Number]]:
     """Return the extents and steps along a dimension: of values, threads, loops and the grid."""
     access = do.write
     extents = (*do.values, *(_chosen_threads(place, do) if access.thread else ()))
-    steps = (s[dimension] for s in (*access.value, *access.thread))
-    modes = [(e, s) for e, s in zip(extents, steps, strict=True) if moves(s)]
+    every = zip(extents, (s[dimension] for s in (*access.value, *access.thread)), strict=True)
+    modes: list[tuple[Number, Number]] = [(e, s) for e, s in every if moves(s)]
     slot = _slot_of(context, place, access, dimension)
     for name, coefficient in origin_of(context, access, dimension)[1]:
         if slot and name == FIRST:
@@ -374,7 +375,7 @@ def _modes(context: Context, place: Place, do: Do, dimension: int) -> list[tuple
 
 def _slot_of(
     context: Context, place: Place, access: Access, dimension: int
-) -> tuple[str, Any] | None:
+) -> tuple[str, float] | None:
     """Return which variable of the grid counts slots in a dimension, and the rows of a slot.
 
     A write begins at a slot's first row, and is asked whether it is below the group's end: by the
@@ -392,7 +393,7 @@ def _slot_of(
     return None
 
 
-def _box(context: Context, place: Place, do: Do) -> list[tuple[Any, Any]]:
+def _box(context: Context, place: Place, do: Do) -> list[tuple[Number, Number]]:
     """Return of each dimension where a write begins and how many coordinates it meets."""
     return [
         (origin_of(context, do.write, d)[0], exactly_once(_modes(context, place, do, d))[1])
@@ -400,7 +401,7 @@ def _box(context: Context, place: Place, do: Do) -> list[tuple[Any, Any]]:
     ]
 
 
-def _chosen_threads(place: Place, do: Do) -> tuple[Any, ...]:
+def _chosen_threads(place: Place, do: Do) -> tuple[int, ...]:
     """Return the extents of the threads that act: 1 for the mode that ``lanes`` pins to a value."""
     if place.elected:
         return (1,) * len(do.threads)

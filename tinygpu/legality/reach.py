@@ -23,8 +23,9 @@ Source: mixed radix numerals; CuTe's "complement" of a layout.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ import numpy as np
 from tinygpu.devices.device import Device
 from tinygpu.errors import ProgramError
 from tinygpu.isa.instruction import Instruction
+from tinygpu.numbers import Number, Truth
 from tinygpu.term.operation import Groups
 from tinygpu.term.plan import Plan, Term, steps_of
 from tinygpu.term.program import (
@@ -74,8 +76,8 @@ __all__ = [
 class Range:
     """The values ``first .. last`` of a variable; ``exact`` unless a guard was not understood."""
 
-    first: Any
-    last: Any
+    first: Number
+    last: Number
     exact: bool = True
 
 
@@ -102,15 +104,10 @@ class Place:
     beside: tuple[Do, ...] = ()
     to_values: tuple[str, ...] = ()
     counts: tuple[tuple[str, str], ...] = ()
-    room: tuple[tuple[str, str, Any], ...] = ()
+    room: tuple[tuple[str, str, Number], ...] = ()
 
     @property
-    def threads(self) -> Any:
-        """The threads of one copy of its role."""
-        return self.role.threads
-
-    @property
-    def key(self) -> Any:
+    def key(self) -> Hashable:
         """What its clauses may depend on: all of it but the bodies of what is around it."""
         role = replace(self.role, body=())
         tiles = tuple(replace(t, body=()) for t in self.tiles)
@@ -118,20 +115,23 @@ class Place:
         return structural_key((tuple(self.ranges.items()), role, tiles, *own))
 
 
+product: Callable[[Iterable[Number]], Number] = prod
+"""The product, of arrays over a space as well; 1 if there are none."""
 _PLACE_FIELDS = tuple(f.name for f in fields(Place) if f.name not in ("ranges", "role", "tiles"))
 
 
-def structural_key(part: Any, number: Callable[[Any], Any] | None = None) -> Any:
+def structural_key(part: Any, number: Callable[[Number], Hashable] | None = None) -> Hashable:
     """Return what is equal for equal parts of terms, hashable; an array stands for itself alone.
 
     All fields count, and what it does not know stands for itself, too: whoever keeps a key keeps
     the part.  ``number`` says what stands for an int or an array.
     """
-    kind = part.__class__
+    kind: type = part.__class__
     if number is not None and (kind is int or isinstance(part, np.ndarray | np.integer)):
         return number(part)
     if kind in _HASHABLE:
-        return part
+        key: Hashable = part
+        return key
     if kind is tuple:
         return tuple([structural_key(one, number) for one in part])
     if kind not in _FIELDS:
@@ -157,16 +157,16 @@ class Context:
 
     sizes: Mapping[str, int]
     device: Device | None
-    parameters: Mapping[str, Any]
-    grid: Mapping[str, Any]
-    cluster: tuple[tuple[str, Any], ...]
+    parameters: Mapping[str, Number]
+    grid: Mapping[str, Number]
+    cluster: tuple[tuple[str, Number], ...]
     outputs: tuple[str, ...]
-    zeroed: Any
+    zeroed: Truth
     paired: bool
     groups: Groups | None = None
 
     @property
-    def key(self) -> Any:
+    def key(self) -> Hashable:
         """What tells contexts of one space apart."""
         own = (*self.parameters.items(), *self.grid.items())
         return structural_key(
@@ -179,13 +179,13 @@ class Context:
         assert self.device is not None
         return self.device
 
-    def number(self, name_or_number: Any) -> Any:
+    def number(self, name_or_number: Number | str) -> Number:
         """Return a number, or the parameter of that name."""
         if isinstance(name_or_number, str):
             return self.parameters[name_or_number]
         return name_or_number
 
-    def size(self, access: Access, dimension: int) -> Any:
+    def size(self, access: Access, dimension: int) -> Number:
         """Return the extent of a buffer's dimension."""
         return self.number(access.buffer.shape[dimension])
 
@@ -219,7 +219,7 @@ class Case:
     @staticmethod
     def of(program: Program, sizes: Mapping[str, int], device: Device | None) -> Case:
         """Work out the parameters, the grid and each statement's ranges once."""
-        parameters: dict[str, Any] = dict(sizes)
+        parameters: dict[str, Number] = dict(sizes)
         for name, expression in program.parameters:
             parameters[name] = expression.evaluate(parameters)
         extents = [axis.extent.evaluate(parameters) for axis in program.grid]
@@ -318,13 +318,13 @@ def _beside(do: Do, body: Body) -> tuple[Do, ...]:
 def _ranges(
     outside: Mapping[str, Range],
     around: Sequence[Block],
-    parameters: Mapping[str, Any],
+    parameters: Mapping[str, Number],
     tiles: Range,
 ) -> dict[str, Range]:
     """Return the ranges of the variables within some blocks; ``tiles`` is that of their numbers."""
     ranges = dict(outside)
 
-    def most(number: Any) -> tuple[Any, bool]:
+    def most(number: Number | str) -> tuple[Number, bool]:
         """Return a number, or the most that a tile value is, and whether that is all tiles'."""
         if not isinstance(number, str):
             return number, True
@@ -352,9 +352,9 @@ def _ranges(
     return ranges
 
 
-def _room(around: Sequence[Block]) -> tuple[tuple[str, str, Any], ...]:
+def _room(around: Sequence[Block]) -> tuple[tuple[str, str, Number], ...]:
     """Return how far variables stay below numbers with a name, by loops to them and guards."""
-    found: dict[tuple[str, str], Any] = {}
+    found: dict[tuple[str, str], Number] = {}
     for statement in around:
         match statement:
             case For(name, str(bound)):
@@ -365,19 +365,19 @@ def _room(around: Sequence[Block]) -> tuple[tuple[str, str, Any], ...]:
     return tuple((*names, least) for names, least in found.items())
 
 
-def moves(number: Any) -> bool:
+def moves(number: Number) -> bool:
     """Return False for a step that is the int 0, whatever was chosen."""
     return not (isinstance(number, int) and number == 0)
 
 
 def origin_of(
     context: Context, access: Access, dimension: int
-) -> tuple[Any, list[tuple[str, Any]]]:
+) -> tuple[Number, list[tuple[str, Number]]]:
     """Return the constant and each variable's coefficient of an access's origin."""
     if not access.origin:
         return 0, []
     affine = access.origin[dimension]
-    summed: dict[str, Any] = {}
+    summed: dict[str, Number] = {}
     for name, coefficient in affine.terms:
         factor = context.number(coefficient)
         summed[name] = summed[name] + factor if name in summed else factor
@@ -385,8 +385,8 @@ def origin_of(
 
 
 def _counted_up(
-    place: Place, constant: Any, terms: Sequence[tuple[str, Any]]
-) -> tuple[Any, dict[str, Any]]:
+    place: Place, constant: Number, terms: Sequence[tuple[str, Number]]
+) -> tuple[Number, dict[str, Number]]:
     """Return an origin in which loops count up: step * (trips - 1 - k) takes the values step * k.
 
     >>> from types import SimpleNamespace
@@ -403,13 +403,15 @@ def _counted_up(
     return constant, steps
 
 
-def last_origin(context: Context, place: Place, access: Access, dimension: int) -> tuple[Any, Any]:
+def last_origin(
+    context: Context, place: Place, access: Access, dimension: int
+) -> tuple[Number, Number | None]:
     """Return an origin's largest coordinate and its last variable's step (None if it has none).
 
     Coefficients are not negative.
     """
     total, steps = _counted_up(place, *origin_of(context, access, dimension))
-    step: Any = None
+    step: Number | None = None
     for name, coefficient in steps.items():
         if name in place.ranges:
             total = total + coefficient * place.ranges[name].last
@@ -419,7 +421,7 @@ def last_origin(context: Context, place: Place, access: Access, dimension: int) 
     return total, step
 
 
-def first_origin(context: Context, place: Place, access: Access, dimension: int) -> Any:
+def first_origin(context: Context, place: Place, access: Access, dimension: int) -> Number:
     """Return an origin's smallest coordinate; loops without an iteration do not count."""
     total, terms = origin_of(context, access, dimension)
     steps = dict(terms)
@@ -435,23 +437,15 @@ def first_origin(context: Context, place: Place, access: Access, dimension: int)
     return total
 
 
-def product(numbers: Iterable[Any]) -> Any:
-    """Return the product; 1 if there are none."""
-    result: Any = 1
-    for number in numbers:
-        result = result * number
-    return result
-
-
-def exactly_once(modes: Sequence[tuple[Any, Any]]) -> tuple[Any, Any]:
+def exactly_once(modes: Sequence[tuple[Number, Number]]) -> tuple[Truth, Number]:
     """Return whether modes (extent, step) are a mixed radix, and how many they count.
 
     A mode with step 0 does not count.
     """
-    holds: Any = True
-    count: Any = 1
+    holds: Truth = True
+    count: Number = 1
     for i, (extent, step) in enumerate(modes):
-        below: Any = 1
+        below: Number = 1
         for j, (other_extent, other_step) in enumerate(modes):
             if j != i:
                 under = (other_step < step) if j > i else (other_step <= step)
@@ -469,9 +463,9 @@ class Clause:
     ``unproved``: that nothing is known to be wrong, but that it is not proved to be right.
     """
 
-    holds: Any
+    holds: Truth
     text: str
-    values: tuple[Any, ...] = ()
+    values: tuple[object, ...] = ()
     unproved: bool = False
 
     def __str__(self) -> str:

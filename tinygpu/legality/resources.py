@@ -18,13 +18,13 @@ Source: CUDA C++ Programming Guide, "Compute Capabilities".
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import numpy as np
 
 from tinygpu.devices.device import arch_number
 from tinygpu.isa.memory import ARRAY_DTYPES
 from tinygpu.legality.reach import Case, Clause, Context, Place, product
+from tinygpu.numbers import Number
 from tinygpu.term.operation import LARGEST_SIZE
 from tinygpu.term.program import Buffer, select
 
@@ -85,7 +85,7 @@ def registers(case: Case) -> Iterator[Clause]:
         yield Clause(need <= most, text, (names, need, device.name, most))
     if sums:
         unit = device.register_allocation_unit
-        total: Any = 0
+        total: Number = 0
         for role in program.roles:
             held = (held_registers(sums.get(role.name, {}).values()) + unit - 1) // unit * unit
             total = total + held * (role.threads * role.copies * program.ctas_per_sm)
@@ -96,9 +96,9 @@ def registers(case: Case) -> Iterator[Clause]:
         yield Clause(total <= device.registers_per_sm, text, values)
 
 
-def registers_at_once(case: Case) -> Any:
+def registers_at_once(case: Case) -> Number:
     """Return the most registers that a statement and the sums need of a thread."""
-    most: Any = 0
+    most: Number = 0
     for _, need in _held_at_once(case, _sums(case)):
         most = select(need > most, need, most)
     return most
@@ -115,7 +115,7 @@ def _sums(case: Case) -> dict[str, dict[str, Buffer]]:
     return sums
 
 
-def _held_at_once(case: Case, sums: dict[str, dict[str, Buffer]]) -> Iterator[tuple[str, Any]]:
+def _held_at_once(case: Case, sums: dict[str, dict[str, Buffer]]) -> Iterator[tuple[str, Number]]:
     """Yield the names of a statement's registers, with the sums, and how many they are."""
     seen: set[tuple[str, ...]] = set()
     for place in case.places:
@@ -127,12 +127,9 @@ def _held_at_once(case: Case, sums: dict[str, dict[str, Buffer]]) -> Iterator[tu
             yield ", ".join(live), held_registers(live.values())
 
 
-def held_registers(buffers: Iterable[Buffer]) -> Any:
+def held_registers(buffers: Iterable[Buffer]) -> Number:
     """Return how many 32-bit registers of a thread hold its share of the buffers."""
-    need: Any = 0
-    for buffer in buffers:
-        need = need + (buffer.bytes + 3) // 4
-    return need
+    return sum((buffer.bytes + 3) // 4 for buffer in buffers)
 
 
 def threads(case: Case) -> Iterator[Clause]:
@@ -147,7 +144,7 @@ def threads(case: Case) -> Iterator[Clause]:
         if place.do.threads:
             got = product(place.do.threads)
             text = "{} is spread over {} threads; its role has {}"
-            yield Clause(got == place.threads, text, (place.do, got, place.threads))
+            yield Clause(got == place.role.threads, text, (place.do, got, place.role.threads))
 
 
 def residency(case: Case) -> Iterator[Clause]:
@@ -167,7 +164,7 @@ def barrier_ids(case: Case) -> Iterator[Clause]:
     Copy c of a role uses barrier ``barrier + c``; the CTA uses 0 to make its mbarriers known.  A
     stage of named barriers has a number of its own, and counts whole warps of the CTA.
     """
-    used: list[tuple[str, Any, Any]] = [("", 0, 0)] if case.program.barriers else []
+    used: list[tuple[str, Number, Number]] = [("", 0, 0)] if case.program.barriers else []
     for sync, role in case.syncs:
         name = role.name if sync.scope == "role" else ""
         first, last = sync.barrier, sync.barrier + (role.copies - 1 if name else 0)
@@ -212,13 +209,14 @@ def predicates(context: Context, place: Place) -> Iterator[Clause]:
     do, where = place.do, place.do.where
     if where is None:
         return
-    low = high = where.origin.constant
+    low: Number = where.origin.constant
+    high = low
     bound = where.bound.evaluate(context.parameters)
     steps = [
         *zip(do.values, where.value, strict=False),
         *zip(do.threads, where.thread, strict=False),
     ]
-    parts = [(0, extent - 1, step) for extent, step in steps]
+    parts: list[tuple[Number, Number, Number]] = [(0, n - 1, step) for n, step in steps]
     for name, coefficient in where.origin.terms:
         span = place.ranges.get(name)
         ends = (span.first, span.last) if span else (context.parameters[name],) * 2

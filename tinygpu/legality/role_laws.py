@@ -28,12 +28,12 @@ C++ Programming Guide, "Thread Block Clusters"; ``docs/hopper-laws.md``.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from tinygpu.isa.tcgen05 import TENSOR_MEMORY
 from tinygpu.legality.law import Law
 from tinygpu.legality.reach import Case, Clause, Context, Place, moves, origin_of, product
 from tinygpu.legality.resources import held_registers
+from tinygpu.numbers import Number, Truth
 from tinygpu.term.program import Access, Arrive, Block, Do, Elect, For, Role, select
 
 __all__ = ["ROLE_LAWS", "entry_registers"]
@@ -59,7 +59,7 @@ def architecture(case: Case) -> Iterator[Clause]:
 def grid(case: Case) -> Iterator[Clause]:
     """Compare the CTAs of a launch with the largest grid."""
     cluster = product(extent for _, extent in case.program.cluster)
-    tiles: Any = product(case.context.grid.values())
+    tiles: Number = product(case.context.grid.values())
     text = "{} tiles of {} CTAs; a grid has at most {} CTAs"
     yield Clause(tiles * cluster <= _CTAS, text, (tiles, cluster, _CTAS))
 
@@ -83,7 +83,7 @@ def issuers(context: Context, place: Place) -> Iterator[Clause]:
         case "warpgroup":
             yield Clause(not place.elected, "{}: one thread cannot issue it", (do,))
             text = "{}: a warpgroup of 128 threads issues it, and a copy of {} has {}"
-            yield Clause(place.threads == _WARPGROUP, text, (do, role.name, place.threads))
+            yield Clause(role.threads == _WARPGROUP, text, (do, role.name, role.threads))
         case "warp" | "thread":
             text = "{}: one thread has no lanes beside it"
             yield Clause(not (do.instruction.of_warps and place.elected), text, (do,))
@@ -99,7 +99,7 @@ def collective(case: Case) -> Iterator[Clause]:
             yield Clause(not elected, "{}: one thread alone executes it", (statement,))
         elif statement.by == "one":
             yield Clause(elected, "{}: threads without stores execute it", (statement,))
-    start: Any = 0
+    start: Number = 0
     for role in case.program.roles:
         if any(p.role is role and p.do.instruction.issuer == "warpgroup" for p in case.places):
             text = "{} starts at thread {}; a warpgroup starts at multiples of 128"
@@ -139,7 +139,7 @@ def multicast(context: Context, place: Place) -> Iterator[Clause]:
     (source,) = do.reads
     assert isinstance(source, Access)
     for d, step in mine:
-        holds: Any = False
+        holds: Truth = False
         for target, origin in zip(do.write.value, source.value, strict=True):
             if not moves(target[d]):
                 continue
@@ -166,8 +166,8 @@ def mbarrier(case: Case) -> Iterator[Clause]:
     """Check an mbarrier's counts, and that what lands in a phase is what is expected."""
     extents = dict(case.program.cluster)
     ctas = product(extents.values())
-    expected: dict[str, Any] = {}
-    landed: dict[str, Any] = {}
+    expected: dict[str, Number] = {}
+    landed: dict[str, Number] = {}
     for role, statement, around in case.statements:
         if isinstance(statement, Arrive) and moves(statement.bytes):
             name, every = statement.barrier.name, ctas if statement.to == "cluster" else 1
@@ -194,7 +194,7 @@ def mbarrier(case: Case) -> Iterator[Clause]:
 
 def setmaxnreg(case: Case) -> Iterator[Clause]:
     """Check what roles ask for, and that the CTA has it."""
-    total: Any = 0
+    total: Number = 0
     entry = entry_registers(case)
     roles = [role for role in case.program.roles if moves(role.registers)]
     for role in case.program.roles:
@@ -215,7 +215,7 @@ def setmaxnreg(case: Case) -> Iterator[Clause]:
         yield Clause(total <= entry * threads, text, (names, total, threads, entry))
 
 
-def entry_registers(case: Case) -> Any:
+def entry_registers(case: Case) -> Number:
     """Return the registers that each thread of a CTA enters with."""
     device, program = case.context.chip, case.program
     unit = device.register_allocation_unit
@@ -243,10 +243,10 @@ def accumulators(case: Case) -> Iterator[Clause]:
             yield Clause(held + _WORKING <= has, text, values)
 
 
-def _times(role: Role, around: tuple[Block, ...]) -> Any:
+def _times(role: Role, around: tuple[Block, ...]) -> Number:
     """Return how often a statement is executed in an iteration of the endless loops around it."""
     elected = any(isinstance(s, Elect) for s in around)
-    times: Any = role.copies if elected else role.copies * role.threads
+    times: Number = role.copies if elected else role.copies * role.threads
     for block in around:
         if isinstance(block, For) and not isinstance(block.trips, str):
             times = times * (block.trips - block.start)

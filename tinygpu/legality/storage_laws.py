@@ -24,10 +24,10 @@ Source: ``docs/model.md``, section "Layouts".
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from tinygpu.legality.law import Law
 from tinygpu.legality.reach import Case, Clause, moves
+from tinygpu.numbers import Number
 from tinygpu.term.program import Buffer, select
 
 __all__ = ["STORAGE_LAWS", "cells", "storage"]
@@ -42,11 +42,11 @@ def storage(case: Case) -> Iterator[Clause]:
 
 def cells(buffer: Buffer) -> Iterator[Clause]:
     """Yield a buffer's clauses: one for each dimension, and one for the reach of all."""
-    reach: Any = 1
-    modes: list[tuple[Any, Any]] = list(zip(buffer.shape, buffer.stride, strict=True))
+    reach: Number = 1
+    modes = list(zip(buffer.extents, buffer.pitch, strict=True))
     for i, (extent, stride) in enumerate(modes):
         reach = reach + (extent - 1) * stride
-        below: Any = 0
+        below: Number = 0
         for j, (other, step) in enumerate(modes):
             if j != i:
                 under = (step < stride) if j > i else (step <= stride)

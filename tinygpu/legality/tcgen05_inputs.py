@@ -25,12 +25,12 @@ tcgen05.mma reads is what tcgen05.cp.128x256b takes, 32 B to 8 columns: DeepSeek
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from tinygpu.legality.law import Law
 from tinygpu.legality.placement import memory_step
 from tinygpu.legality.reach import Clause, Context, Place, moves, origin_of
 from tinygpu.legality.tensor_laws import span_bytes, starts
+from tinygpu.numbers import Number, Truth
 from tinygpu.term.program import Access, Do, select
 from tinygpu.term.tensor_memory import LANES
 
@@ -43,14 +43,14 @@ _PIECE_BYTES = 16
 _CELL_BYTES = 4
 
 
-def multiplying(context: Context, place: Place) -> Any:
+def multiplying(context: Context, place: Place) -> Number:
     """Return how many CTAs a product is of."""
     return dict(context.cluster).get(place.do.multicast, 1)
 
 
-def placed(do: Do, accesses: tuple[Access, ...], wanted: tuple[tuple[Any, ...], ...]) -> Any:
+def placed(do: Do, accesses: tuple[Access, ...], wanted: tuple[tuple[Number, ...], ...]) -> Truth:
     """Say whether accesses take the steps that are wanted, in modes of more than one value."""
-    lies: Any = True
+    lies: Truth = True
     for access in accesses:
         for extent, got, steps in zip(do.values, access.value, wanted, strict=True):
             for one, other in zip(got, steps, strict=True):

@@ -27,7 +27,6 @@ Matrix Instructions", and ``docs/hopper-laws.md``.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import numpy as np
 
@@ -35,6 +34,7 @@ from tinygpu.isa.tma import BOX_SIDE, boxes
 from tinygpu.legality.law import Law
 from tinygpu.legality.placement import memory_step
 from tinygpu.legality.reach import Case, Clause, Context, Place, moves, origin_of
+from tinygpu.numbers import Number, Truth
 from tinygpu.term.digits import box_lines, held_factor, layout_faults, product_of
 from tinygpu.term.program import Access, Buffer, Do, same_place, select
 
@@ -57,9 +57,9 @@ def tma_strides(context: Context, place: Place) -> Iterator[Clause]:
     if place.do.instruction.unit != "tma":
         return
     buffer = _ends(place.do)[0].buffer
-    lines: Any = 1
-    for size, stride in zip(buffer.shape, buffer.stride, strict=True):
-        lines = context.number(size) if isinstance(stride, str) else lines
+    lines: Number = 1
+    for extent, stride in zip(buffer.shape, buffer.stride, strict=True):
+        lines = context.number(extent) if isinstance(stride, str) else lines
     for dimension, stride in enumerate(buffer.stride):
         if isinstance(stride, str):
             apart = context.number(stride) * buffer.type.bytes
@@ -125,8 +125,8 @@ def tma_box(context: Context, place: Place) -> Iterator[Clause]:
     text = "{}: its box does not lie packed in {}"
     yield Clause(holds, text, (do, smem.buffer.name))
     first, second = gmem.value[:2]
-    along: Any = 1
-    others: Any = 0  # how far mode 1 goes along the other dimensions, together
+    along: Truth = True
+    others: Number = 0  # how far mode 1 goes along the other dimensions, together
     for stride, step, other in zip(gmem.buffer.stride, first, second, strict=True):
         fast = not isinstance(stride, str)
         along = along & (step == (1 if fast else 0)) & (other >= 0)
@@ -134,18 +134,18 @@ def tma_box(context: Context, place: Place) -> Iterator[Clause]:
         others = others if fast else others + other
     along = along & (others == 1)
     text = "{}: rows of its box do not run along the contiguous dimension of {}"
-    yield Clause(along == 1, text, (do, gmem.buffer.name))
+    yield Clause(along, text, (do, gmem.buffer.name))
     text = "{}: its boxes lie {} B apart in {}, no multiple of {}"
     holds = (many == 1) | (side * row % _BOX_BYTES == 0)
     yield Clause(holds, text, (do, side * row, smem.buffer.name, _BOX_BYTES))
-    begins = [step for _, _, step in _steps(context, place, gmem)]
+    begins = [begin for _, _, begin in _steps(context, place, gmem)]
     begins += [memory_step(gmem, of) * width for of in (*gmem.value[2:], *gmem.thread)]
-    for step in begins:
+    for begin in begins:
         text = "{}: along a line it begins at steps of {} B; TMA needs multiples of {}"
-        yield Clause(step % _PIECE_BYTES == 0, text, (gmem, step, _PIECE_BYTES))
-    for _, _, step in _steps(context, place, smem):
+        yield Clause(begin % _PIECE_BYTES == 0, text, (gmem, begin, _PIECE_BYTES))
+    for _, _, begin in _steps(context, place, smem):
         text = "{}: it starts at steps of {} B; TMA needs multiples of {}"
-        yield Clause(step % _BOX_BYTES == 0, text, (smem, step, _BOX_BYTES))
+        yield Clause(begin % _BOX_BYTES == 0, text, (smem, begin, _BOX_BYTES))
 
 
 def swizzle(case: Case) -> Iterator[Clause]:
@@ -155,7 +155,7 @@ def swizzle(case: Case) -> Iterator[Clause]:
         for access in place.do.accesses:
             if place.do.instruction.proxy == "async" and access.buffer.level == "smem":
                 touched[access.buffer.name] = access.buffer
-    widest: Any = 128 if touched else 1
+    widest: Number = 128 if touched else 1
     for buffer in touched.values():
         bits, base, shift = buffer.swizzle
         pieces = _PIECE_BYTES // buffer.type.bytes
@@ -186,8 +186,8 @@ def wgmma_shape(context: Context, place: Place) -> Iterator[Clause]:
     yield Clause(slice_bytes == _SLICE_BYTES, text, (do, slice_bytes, _SLICE_BYTES))
     text = "{} adds to {} and writes {}; wgmma has one place for both"
     yield Clause(same_place(sums, do.write), text, (do, sums, do.write))
-    for holds, what in layout_faults(do):
-        yield Clause(holds, "{}: its digits do not count the {}", (do, what))
+    for laid, what in layout_faults(do):
+        yield Clause(laid, "{}: its digits do not count the {}", (do, what))
 
 
 def wgmma_descriptors(context: Context, place: Place) -> Iterator[Clause]:
@@ -222,13 +222,13 @@ def _ends(do: Do) -> tuple[Access, Access]:
     return (source, do.write) if source.buffer.level == "gmem" else (do.write, source)
 
 
-def span_bytes(buffer: Buffer) -> Any:
+def span_bytes(buffer: Buffer) -> Number:
     """Return the bytes of a swizzle's row; 16 without a swizzle."""
     bits = buffer.swizzle[0]
     return select(bits == 1, 32, select(bits == 2, 64, select(bits == 3, 128, _PIECE_BYTES)))
 
 
-def _pattern_bytes(buffer: Buffer) -> Any:
+def _pattern_bytes(buffer: Buffer) -> Number:
     """Return after how many bytes a swizzle repeats."""
     return 8 * span_bytes(buffer)
 
@@ -249,7 +249,7 @@ def starts(
         yield Clause(holds, text, (access, step, pattern))
 
 
-def _steps(context: Context, place: Place, access: Access) -> Iterator[tuple[int, Any, Any]]:
+def _steps(context: Context, place: Place, access: Access) -> Iterator[tuple[int, Number, Number]]:
     """Yield the bytes by which an access's origin moves: dimension, its stride, bytes.
 
     In gmem those along a line: how far lines are apart has a name.

@@ -22,7 +22,6 @@ Source: PTX ISA 9, "TensorCore 5th Generation Family Instructions".
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from tinygpu.isa.ordering import Group
 from tinygpu.isa.tcgen05 import TENSOR_MEMORY
@@ -30,6 +29,7 @@ from tinygpu.legality.law import Law
 from tinygpu.legality.placement import memory_step
 from tinygpu.legality.reach import Case, Clause, Context, Place, origin_of
 from tinygpu.legality.tcgen05_inputs import INPUT_LAWS, SLICE_BYTES, multiplying, placed
+from tinygpu.numbers import Number, Truth
 from tinygpu.term.program import (
     Access,
     Block,
@@ -116,11 +116,11 @@ def lanes(context: Context, place: Place) -> Iterator[Clause]:
     (source,) = (r for r in do.reads if isinstance(r, Access))
     tmem, held = (source, do.write) if source.buffer.level == "tmem" else (do.write, source)
     constant, terms = origin_of(context, tmem, 0)
-    same: Any = (tmem.value[0][1] == 1) & (len(do.values) == 1)
+    same: Truth = (tmem.value[0][1] == 1) & (len(do.values) == 1)
     for step in (constant, tmem.value[0][0], *(step for _, step in terms)):
         same = same & (step == 0)
     same = same & (memory_step(held, held.value[0]) == 1)
-    below: Any = 1
+    below: Number = 1
     for count, (lane, column) in zip(do.threads, tmem.thread, strict=True):
         same = same & (((lane == below) & (column == 0)) | (count == 1))
         below = below * count
@@ -128,7 +128,7 @@ def lanes(context: Context, place: Place) -> Iterator[Clause]:
     text = "{}: thread t has lane t (a warp w those from 32 (w mod 4) on), and is given others"
     yield Clause(same, text, (do,))
     count = do.values[0]
-    holds: Any = False
+    holds: Truth = False
     for allowed in _LOADED:
         holds = holds | (count == allowed)
     text = "{} moves {} columns; powers of two up to 128 are allowed"

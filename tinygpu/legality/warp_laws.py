@@ -23,12 +23,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import compress
-from typing import Any
 
 from tinygpu.isa.fragment import Operand
 from tinygpu.legality.law import Law
 from tinygpu.legality.placement import memory_step
 from tinygpu.legality.reach import Clause, Context, Place, moves, origin_of
+from tinygpu.numbers import Number, Truth
 from tinygpu.term.program import Access
 
 __all__ = ["WARP_LAWS"]
@@ -105,7 +105,7 @@ def mma(context: Context, place: Place) -> Iterator[Clause]:
         holds = _same(tuple(compress(steps, counted)), tuple(compress(far, counted)))
         yield Clause(holds, text, (access, steps, name, far))
     for shared, mode in ((a, 3), (b, 4)):  # a is the same for all columns, b for all rows
-        moved: Any = do.values[mode] == 1
+        moved: Truth = do.values[mode] == 1
         for step in shared.value[mode]:
             holds = (step == 0) | (do.values[mode] == 1)
             yield Clause(holds, "{}: it differs between blocks that share it", (shared,))
@@ -114,9 +114,9 @@ def mma(context: Context, place: Place) -> Iterator[Clause]:
         yield Clause(moved, "{}: two of its blocks have the same sums", (do,))
 
 
-def _same(got: tuple[Any, ...], wanted: tuple[Any, ...]) -> Any:
+def _same(got: tuple[Number, ...], wanted: tuple[Number, ...]) -> Truth:
     """Say whether numbers (or arrays) agree one by one."""
-    holds: Any = True
+    holds: Truth = True
     for one, other in zip(got, wanted, strict=True):
         holds = holds & (one == other)
     return holds

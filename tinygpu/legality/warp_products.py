@@ -17,9 +17,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import Any
 
 from tinygpu.legality.reach import exactly_once
+from tinygpu.term.access_map import Operand
 from tinygpu.term.program import Access, Affine, Block, Do, For, Statement
 
 __all__ = ["Placed", "by_dimension", "counted_loops", "of_tiles"]
@@ -48,11 +48,12 @@ def of_tiles(body: Sequence[Placed], rings: Collection[str]) -> list[Placed]:
         if not isinstance(s, Do) or s.instruction.unit != "tensor" or len(s.reads) != 3:
             found.append((s, blocks))
             continue
-        factors: list[tuple[Any, Steps]] = []
+        factors: list[tuple[Operand, Steps]] = []
         for read in s.reads[:2]:
             name = read.buffer.name if isinstance(read, Access) else ""
             if name in loads and writers.count(name) == 1 and loads[name][0] < place:
                 _, load, around = loads[name]
+                assert isinstance(read, Access)
                 moved = load if of_warps else _by_rows(load)
                 if (through := _through(read, moved, around, blocks)) is not None:
                     factors.append((through, load.threads))
@@ -84,7 +85,7 @@ def _fetches(do: Do, rings: Collection[str]) -> bool:
 
 
 def _through(
-    held: Any, load: Do, around: Sequence[Block], blocks: Sequence[Block]
+    held: Access, load: Do, around: Sequence[Block], blocks: Sequence[Block]
 ) -> Access | None:
     """Return where in its tile a product finds what it reads of registers that a load has filled.
 
@@ -128,27 +129,27 @@ def _by_rows(load: Do) -> Do:
     assert isinstance(source, Access)
     rows = [step != 0 for step in source.thread[1]]
 
-    def one(steps: Sequence[Any], none: Any) -> tuple[Any, ...]:
-        return tuple(step if row else none for row, step in zip(rows, steps, strict=True))
+    def one(steps: Steps) -> Steps:
+        return tuple(step if row else 0 for row, step in zip(rows, steps, strict=True))
 
-    value, thread = (tuple(one(s, 0) for s in each) for each in (source.value, source.thread))
-    origin = one(source.origin, Affine()) if source.origin else ()
+    value, thread = (tuple(map(one, each)) for each in (source.value, source.thread))
+    origin = tuple(o if row else Affine() for row, o in zip(rows, source.origin, strict=False))
     return replace(load, reads=(replace(source, value=value, thread=thread, origin=origin),))
 
 
-def _counted(do: Do, factors: Sequence[tuple[Any, Steps]]) -> Do | None:
+def _counted(do: Do, factors: Sequence[tuple[Operand, Steps]]) -> Do | None:
     """Return a product by digits of the sums, or None where lanes hold no such fragments."""
     (left, of_left), (right, threads) = factors
     blocks = do.instruction.blocks_of(do.accesses[0].buffer.dtype)
     fragments = blocks.a, blocks.b, blocks.d
-    columns = (*blocks.d.thread_modes, *(mode for mode in blocks.d.value_modes if not mode[1]))
+    of_columns = (*blocks.d.thread_modes, *(mode for mode in blocks.d.value_modes if not mode[1]))
     octets = [mode for fragment in fragments for mode in fragment.thread_modes[1:]]
     halves = [[mode for mode in fragment.value_modes if mode[1]] for fragment in fragments]
-    if columns != ((4, 0, 2), (8, 1, 0), (2, 0, 1)) or octets != [(8, 1, 0)] * 3:
+    if of_columns != ((4, 0, 2), (8, 1, 0), (2, 0, 1)) or octets != [(8, 1, 0)] * 3:
         return None
-    if halves != [halves[2], [], halves[2]]:
+    if halves != [halves[2], [], halves[2]] or of_left not in ((), threads) or len(do.values) != 5:
         return None
-    if not threads or of_left not in ((), threads) or len(do.values) != 5:
+    if not (threads and isinstance(left, Access) and isinstance(right, Access)):
         return None
     still = (0,) * len(right.buffer.shape)
     pair, _, deep, columns, _ = right.value
@@ -185,7 +186,7 @@ def counted_loops(blocks: Sequence[Block]) -> dict[str, int] | None:
 
 
 def by_dimension(
-    shape: Sequence[Any], modes: Sequence[tuple[int, Steps, Steps]]
+    shape: Sequence[int | str], modes: Sequence[tuple[int, Steps, Steps]]
 ) -> list[tuple[int, Steps]] | None:
     """Return the extent of each dimension of registers, and its steps along other things.
 

@@ -22,13 +22,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
 
 from tinygpu.errors import OperationError
 from tinygpu.isa.instructions import INSTRUCTIONS
 from tinygpu.isa.memory import DTYPES, GMEM, L1, L2, REGISTERS, SMEM
-from tinygpu.term.builder import Array, Held, Kernel, LoopIndex, Number
-from tinygpu.term.machine import Choice, Machine, Requirement, Value, instructions
+from tinygpu.term.builder import Array, Held, Kernel, LoopIndex
+from tinygpu.term.machine import Choice, Chosen, Machine, Requirement, Value, instructions
 from tinygpu.term.operation import ACC, Operation
 
 __all__ = ["STARTS", "Ampere"]
@@ -80,7 +79,7 @@ class Ampere(Machine):
                 "fuses a bias and an activation; choose a machine that fuses more, as hopper"
             )
 
-    def requires(self, operation: Operation, choose: Any) -> tuple[Requirement, ...]:
+    def requires(self, operation: Operation, choose: Chosen) -> tuple[Requirement, ...]:
         """Return what this machine's decisions have to agree on."""
         d = choose
         a, c = operation.inputs[0], operation.output
@@ -157,7 +156,7 @@ class Ampere(Machine):
         def multiply(step: LoopIndex, number: LoopIndex) -> None:
             k.mma(sums, x.held[step, number], y.held[step, number], by=self.product)
 
-        def multiplied(step: LoopIndex, start: Number, stop: Number) -> None:
+        def multiplied(step: LoopIndex, start: int, stop: int) -> None:
             for number in k.unrolled("slice", slices, start=start, stop=stop):
                 read(step, number + 1)
                 multiply(step, number)
@@ -206,7 +205,7 @@ class Ampere(Machine):
             k.unguarded("m", "n", "k")
 
     def factor(
-        self, k: Kernel, array: Array, lines: Mapping[str, Number], at: str, *digits: str
+        self, k: Kernel, array: Array, lines: Mapping[str, int], at: str, *digits: str
     ) -> StagedInput:
         """Declare an input's tiles, along its contiguous axis, and a ring of two slices of them."""
         name, width, by_k = array.name, DTYPES[array.dtype].bytes, array.axes[-1] == "k"

@@ -19,12 +19,11 @@ Source: T. Dao, "FlashAttention-2", arXiv:2307.08691; PTX ISA 9, "Warp Level Mat
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from tinygpu.isa.memory import GMEM, L1, L2, REGISTERS, SMEM
 from tinygpu.machines.attention import FlashAttention, RowStatistics
-from tinygpu.term.builder import Array, Kernel, LoopIndex, Number, Tile
-from tinygpu.term.machine import Choice, Requirement, Value, instructions
+from tinygpu.term.builder import Array, Kernel, LoopIndex, Tile
+from tinygpu.term.machine import Choice, Chosen, Requirement, Value, instructions
 from tinygpu.term.operation import Operation
 from tinygpu.term.program import select
 
@@ -65,7 +64,7 @@ class AmpereAttention(FlashAttention):
     raster = Choice(1, 2, 4, 8, 16, 32, meaning="neighbours visited together")
     ctas_per_sm = Choice(1, 2, 3, 4, meaning="CTAs that registers are limited for")
 
-    def requires(self, operation: Operation, choose: Any) -> tuple[Requirement, ...]:
+    def requires(self, operation: Operation, choose: Chosen) -> tuple[Requirement, ...]:
         """Return what this machine's decisions have to agree on."""
         d = choose
         return (
@@ -84,7 +83,7 @@ class AmpereAttention(FlashAttention):
         )
 
     @property
-    def rows(self) -> Any:
+    def rows(self) -> int:
         """Queries of a CTA."""
         return self.warps * self.warp_rows
 
@@ -178,9 +177,7 @@ class AmpereAttention(FlashAttention):
 class CopiedTiles:
     """Tiles of an input in shared memory, and how threads copy them."""
 
-    def __init__(
-        self, k: Kernel, array: Array, wide: str, stages: Number, **extents: Number
-    ) -> None:
+    def __init__(self, k: Kernel, array: Array, wide: str, stages: int, **extents: int) -> None:
         self.k, self.array = k, array
         self.tile = k.smem(
             f"smem_{array.name}", array.dtype, stages=stages, swizzle="line", **extents

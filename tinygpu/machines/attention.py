@@ -25,11 +25,11 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from functools import cache
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from tinygpu.errors import OperationError
 from tinygpu.isa.memory import GMEM, L2, REGISTERS, SMEM
-from tinygpu.term.builder import Array, Held, Kernel, LoopIndex, Number, Piece, Tile
+from tinygpu.term.builder import Array, Held, Kernel, LoopIndex, Piece, Tile
 from tinygpu.term.expression import Constant, apply, value
 from tinygpu.term.machine import Choice, Chosen, Machine, Requirement, Value, instructions
 from tinygpu.term.operation import Operation, attention, window_of
@@ -79,7 +79,7 @@ class FlashAttention(Machine):
     """What has to be a multiple of 16 B."""
     windowed: ClassVar[bool] = False
     """Whether it does windows."""
-    tile_n: Any
+    tile_n: int
 
     @property
     def keys_by(self) -> str:
@@ -102,17 +102,17 @@ class FlashAttention(Machine):
         return "n = (kt tn)"
 
     @property
-    def stride(self) -> Any:
+    def stride(self) -> int:
         """Keys of a step: of all CTAs that share a tile's keys."""
         return self.tile_n
 
     @property
-    def rows(self) -> Any:
+    def rows(self) -> int:
         """Queries of a CTA."""
         raise NotImplementedError
 
     @property
-    def span(self) -> Any:
+    def span(self) -> int:
         """Queries of a tile: of all CTAs of a cluster."""
         return self.rows
 
@@ -160,7 +160,7 @@ class FlashAttention(Machine):
         begin = (first + 1).ceildiv(self.stride) - 1
         return k.tiles(begin=begin, trips=apply("max", blocks - value("begin"), 0))
 
-    def steps(self, k: Kernel, tile: Tile, first: Number | None = None) -> Iterator[LoopIndex]:
+    def steps(self, k: Kernel, tile: Tile, first: int | None = None) -> Iterator[LoopIndex]:
         """Trace a block of keys of a tile; with ``first`` so many are written out, and no more."""
         left, right = window_of(k.op)
         start = tile.begin if left is not None else None
@@ -210,7 +210,7 @@ class Attention(FlashAttention):
     stages_k = Choice(1, 2, 3, 4, meaning="blocks of keys in shared memory")
     stages_v = Choice(1, 2, 3, 4, meaning="blocks of values in shared memory")
     stages_q = Choice(1, 2, meaning="blocks of queries in shared memory")
-    consumer_order = Choice(
+    consumer_order: Choice[str] = Choice(
         orders=lambda: consumer_orders(),
         meaning="what a consumer does in a step, a letter each; see docs/attention.md",
     )
@@ -286,7 +286,7 @@ class Attention(FlashAttention):
         return "n = (kt tn)" if self.split_kv == 1 else "n = (kt rank_n tn)"
 
     @property
-    def stride(self) -> Any:
+    def stride(self) -> int:
         """Keys of a step: of all CTAs that share a tile's keys."""
         return self.split_kv * self.tile_n
 
@@ -303,7 +303,7 @@ class Attention(FlashAttention):
         """In which digits a thread holds columns of o; ``peer``: of which CTA's slice."""
         return "te = (chunk wide quad both)" if self.split_kv == 1 else _SLICES
 
-    def requires(self, operation: Operation, choose: Any) -> tuple[Requirement, ...]:
+    def requires(self, operation: Operation, choose: Chosen) -> tuple[Requirement, ...]:
         """Return what this machine's decisions have to agree on."""
         d = choose
         room = select(d.consumers < 3, 208, 128)
@@ -390,12 +390,12 @@ class Attention(FlashAttention):
         return {"pack_gqa": tuple(dict.fromkeys((0, packed))), "split_kv": split}
 
     @property
-    def rows(self) -> Any:
+    def rows(self) -> int:
         """Queries of a CTA."""
         return _BLOCK * self.consumers
 
     @property
-    def span(self) -> Any:
+    def span(self) -> int:
         """Queries of a tile: of all CTAs of a cluster, or those of its heads."""
         return self.pack_gqa or self.rows * self.cluster_m
 

@@ -14,13 +14,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import nullcontext
 from types import MappingProxyType
-from typing import Any
 
 from tinygpu.errors import OperationError
 from tinygpu.isa.memory import DTYPES, GMEM, L2, REGISTERS, SMEM, TMEM
 from tinygpu.machines.tiles import ROW_BYTES, ring, tile_requirements
 from tinygpu.term.builder import Array, BarrierRing, Kernel
-from tinygpu.term.machine import Choice, Machine, Requirement, Value, instructions
+from tinygpu.term.machine import Choice, Chosen, Machine, Requirement, Value, instructions
 from tinygpu.term.operation import ACC, Operation
 from tinygpu.term.program import select
 
@@ -78,7 +77,7 @@ class Blackwell(Machine):
                 "choose a machine that fuses, as hopper"
             )
 
-    def requires(self, operation: Operation, choose: Any) -> tuple[Requirement, ...]:
+    def requires(self, operation: Operation, choose: Chosen) -> tuple[Requirement, ...]:
         """Return what this machine's decisions have to agree on."""
         d = choose
         a, b, c = operation.operand("a"), operation.operand("b"), operation.output
@@ -153,7 +152,7 @@ class Blackwell(Machine):
         with k.role("multiplier", warps=1):
             if self.a_from == "tmem":
                 held_x = k.tmem("held_x", x.dtype, "tm", "tk", stages=self.stages)
-            first: Any = k.only(pair=0) if pair else nullcontext()  # multiplies for both
+            first = k.only(pair=0) if pair else nullcontext()  # multiplies for both
             with k.elect(), first:
                 for tile in k.tiles():
                     k.wait(acc_empty[tile - self.accumulators])

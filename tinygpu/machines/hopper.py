@@ -12,14 +12,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import nullcontext
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from tinygpu.isa.memory import DTYPES, GMEM, L2, REGISTERS, SMEM
 from tinygpu.machines.tiles import ROW_BYTES, ring, tile_requirements
 from tinygpu.term.builder import Held, Kernel
 from tinygpu.term.expression import Expression, apply, value
 from tinygpu.term.groups import END, FIRST
-from tinygpu.term.machine import Choice, Machine, Measured, Requirement, Value, instructions
+from tinygpu.term.machine import Choice, Chosen, Machine, Measured, Requirement, Value, instructions
 from tinygpu.term.operation import ACC, Operation
 from tinygpu.term.program import select
 
@@ -91,7 +91,7 @@ class Hopper(Machine):
     ctas_per_sm = Choice(1, 2, meaning="CTAs that registers are limited for")
     early = Choice(0, 1, meaning="start while the kernel before ends (1)")
 
-    def requires(self, operation: Operation, choose: Any) -> tuple[Requirement, ...]:
+    def requires(self, operation: Operation, choose: Chosen) -> tuple[Requirement, ...]:
         """Return what this machine's decisions have to agree on."""
         d = choose
         a, b, c = operation.operand("a"), operation.operand("b"), operation.output
@@ -232,7 +232,7 @@ class Hopper(Machine):
         loaders = select(self.consumers > 1, 4, 1)
         with k.role("producer", warps=loaders, registers=select(many, select(few, 32, 40), 0)):
             with k.elect():
-                for tile in k.tiles(start="", **values):
+                for tile in k.tiles(start="", step=1, **values):
                     for step in k.loop("kt", trips=tile.trips if grouped else None):
                         k.wait(empty[step - self.stages])
                         k.arrive(full[step], expect=expected)
@@ -299,7 +299,7 @@ class Hopper(Machine):
                 k.sync("cluster")
 
 
-def side_by_side(d: Any) -> tuple[Any, Any]:
+def side_by_side(d: Hopper | Chosen) -> tuple[int, int]:
     """Return how many consumers stand along the rows of a tile, and along its columns.
 
     Two stand along the columns where their rows would be no blocks of 64, or a product would be

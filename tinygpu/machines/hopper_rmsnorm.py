@@ -12,14 +12,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
 
 from tinygpu.errors import OperationError
 from tinygpu.isa.memory import DTYPES
 from tinygpu.machines.hopper import Hopper
 from tinygpu.term.builder import Kernel, trace
 from tinygpu.term.expression import apply, value
-from tinygpu.term.machine import Choice, Requirement, instructions
+from tinygpu.term.machine import Choice, Chosen, Requirement, instructions
 from tinygpu.term.operation import ACC, Operand, Operation, rmsnorm_matmul
 from tinygpu.term.plan import Plan, PlanStep
 
@@ -53,11 +52,11 @@ class HopperRmsnorm(Hopper):
                 "tinygpu.term.operation, with rows of a along k: choose the layout nt or nn"
             )
 
-    def requires(self, operation: Operation, choose: Any) -> tuple[Requirement, ...]:
+    def requires(self, operation: Operation, choose: Chosen) -> tuple[Requirement, ...]:
         """Return what ``hopper``'s decisions have to agree on, for the second kernel."""
         return super().requires(factored(operation)[1], choose)
 
-    def plan(self, operation: Operation, choose: Any) -> Plan:
+    def plan(self, operation: Operation, choose: Chosen) -> Plan:
         """Build both kernels."""
         first, second = factored(operation)
         chosen = self.chosen(choose)

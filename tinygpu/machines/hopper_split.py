@@ -11,13 +11,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
 
 from tinygpu.errors import OperationError
 from tinygpu.machines.hopper import Hopper
 from tinygpu.term.builder import Kernel, trace
 from tinygpu.term.expression import value
-from tinygpu.term.machine import Choice
+from tinygpu.term.machine import Choice, Chosen, Requirement
 from tinygpu.term.operation import ACC, Operand, Operation, Reduction
 from tinygpu.term.plan import Plan, PlanStep
 
@@ -52,11 +51,11 @@ class HopperSplit(Hopper):
                 "hopper"
             )
 
-    def requires(self, operation: Operation, choose: Any) -> Any:
+    def requires(self, operation: Operation, choose: Chosen) -> tuple[Requirement, ...]:
         """Return what ``hopper``'s decisions have to agree on, for the first kernel."""
         return super().requires(split(operation)[0], choose)
 
-    def plan(self, operation: Operation, choose: Any) -> Plan:
+    def plan(self, operation: Operation, choose: Chosen) -> Plan:
         """Build both kernels."""
         first, second = split(operation)
         chosen = self.chosen(choose)

@@ -16,11 +16,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
 
 from tinygpu.isa.memory import GMEM, L1, L2, REGISTERS, SMEM
-from tinygpu.term.builder import Array, Held, Kernel, LoopIndex, Number, Piece
-from tinygpu.term.machine import Choice, Machine, Requirement, Value, instructions
+from tinygpu.term.builder import Array, Held, Kernel, LoopIndex, Piece
+from tinygpu.term.machine import Choice, Chosen, Machine, Requirement, Value, instructions
 from tinygpu.term.operation import Operation
 from tinygpu.term.program import select
 
@@ -86,7 +85,7 @@ class Simt(Machine):
     specialised = Choice(0, 1, meaning="sizes in the code (1) or parameters (0)")
     ctas_per_sm = Choice(1, 2, 3, 4, 5, 6, 8, 16, meaning="CTAs that registers are limited for")
 
-    def requires(self, operation: Operation, choose: Any) -> tuple[Requirement, ...]:
+    def requires(self, operation: Operation, choose: Chosen) -> tuple[Requirement, ...]:
         """Return what this machine's decisions have to agree on."""
         d = choose
         smem = (d.a_from == "smem", d.b_from == "smem")
@@ -198,7 +197,7 @@ class Simt(Machine):
             else:
                 k.add(sums, acc.expression, wide)
 
-        def fragments(step: LoopIndex, start: Number = 0, stop: Number | None = None) -> None:
+        def fragments(step: LoopIndex, start: int = 0, stop: int | None = None) -> None:
             """Read one fragment of a and of b after another, and add its products."""
             for _ in k.unrolled("kk", self.tile_k // self.k_step, start=start, stop=stop):
                 multiply({x.name: self.fragment(k, tiles.get(x.name, x)[step][at]) for x in (a, b)})
@@ -269,7 +268,7 @@ class Simt(Machine):
                 def multiplied(step: LoopIndex, number: LoopIndex) -> None:
                     multiply({x: held[step, number] for x, held in ring.items()})
 
-                def walked(step: LoopIndex, start: Number, stop: Number) -> None:
+                def walked(step: LoopIndex, start: int, stop: int) -> None:
                     for number in k.unrolled("kk", count, start=start, stop=stop):
                         read(step, number + 1)
                         multiplied(step, number)
@@ -349,7 +348,7 @@ class Simt(Machine):
         at = f"m = (bm tm), n = (bn tn), k = (bz kt tk), {dealt}"
         return TileCopy(k, x, tile, at, vector, 1 if along != by_k else vector)
 
-    def swizzle(self) -> tuple[Number, Number, Number]:
+    def swizzle(self) -> tuple[int, int, int]:
         """XOR the chunk of 4 elements (16 B of fp32) with the row, ``swizzle_a`` bits of it."""
         log_k = sum((self.tile_k >> i) > 1 for i in range(8))
         return (self.swizzle_a, 2, select(log_k - 2 < self.swizzle_a, self.swizzle_a, log_k - 2))
@@ -363,8 +362,8 @@ class TileCopy:
     x: Array
     tile: Array
     at: str
-    vector: Number
-    stored: Number
+    vector: int
+    stored: int
     held: Held | None = None
 
     def load(self, step: LoopIndex) -> None:
@@ -383,7 +382,7 @@ class TileCopy:
         self.k.cp_async(self.tile[step][self.at], self.x[step][self.at], vector=self.vector)
 
 
-def turned(operation: Operation, d: Any) -> dict[str, bool]:
+def turned(operation: Operation, d: Simt | Chosen) -> dict[str, bool]:
     """Return which inputs lie in shared memory along the other dimension than in global memory."""
     return {
         o.name: source == "smem" and (layout[-1] == "k") != (o.axes[-1] == "k")

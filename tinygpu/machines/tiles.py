@@ -14,11 +14,9 @@ Source: PTX ISA 9, "Tensors" and "Shared Memory Matrix Layout".
 
 from __future__ import annotations
 
-from typing import Any
-
 from tinygpu.isa.memory import DTYPES
-from tinygpu.term.builder import Array, Kernel, Number
-from tinygpu.term.machine import Requirement
+from tinygpu.term.builder import Array, Kernel
+from tinygpu.term.machine import Chosen, Requirement
 from tinygpu.term.operation import Operand
 
 __all__ = ["ROW_BYTES", "ring", "tile_requirements"]
@@ -26,7 +24,7 @@ __all__ = ["ROW_BYTES", "ring", "tile_requirements"]
 ROW_BYTES = 128  # a slab's row: the span of the widest swizzle
 
 
-def ring(k: Kernel, operand: Array, stages: Number, **extents: Number) -> Array:
+def ring(k: Kernel, operand: Array, stages: int, **extents: int) -> Array:
     """Return a ring of an input's tiles; ``extents``: of its rows (or columns), and of k."""
     if operand.axes[-1] != "k":
         extents = dict(reversed(extents.items()))
@@ -34,7 +32,7 @@ def ring(k: Kernel, operand: Array, stages: Number, **extents: Number) -> Array:
 
 
 def tile_requirements(
-    x: Operand, y: Operand, extents: tuple[Any, Any], d: Any, *, lines: int
+    x: Operand, y: Operand, extents: tuple[int, int], d: Chosen, *, lines: int
 ) -> tuple[Requirement, Requirement, Requirement]:
     """Return what tiles of x and y have to keep: majors, slabs, and a cluster's parts.
 

@@ -32,10 +32,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise, product
 from math import prod
-from typing import Any, assert_never
+from typing import Any, assert_never, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tinygpu.errors import TinyGpuError
 from tinygpu.isa.algebra import Algebra
@@ -45,9 +44,10 @@ from tinygpu.isa.wgmma import joined, rows_of
 from tinygpu.meaning.cluster import Run
 from tinygpu.meaning.execution import folded, is_tile, is_warps
 from tinygpu.meaning.interpret import unwritten
-from tinygpu.meaning.race import Finding, GlobalArray, Integers, Kind
+from tinygpu.meaning.race import Cells, Finding, GlobalArray, Kind
 from tinygpu.meaning.touched import OnChip, Touched, Toucher, compared, coordinates, extent
 from tinygpu.meaning.turns import tiles_of
+from tinygpu.numbers import Array, Booleans, Floats, Integers, Number
 from tinygpu.term.digits import depth_modes, held_factor, spans, together
 from tinygpu.term.program import (
     Access,
@@ -77,9 +77,7 @@ from tinygpu.term.program import (
 
 __all__ = ["NotCanonicalError", "canonical_run"]
 
-Values = NDArray[np.float64]
-Booleans = NDArray[np.bool_]
-Env = Mapping[str, Any]
+Env = Mapping[str, int | Integers]
 _ONE = np.zeros(1, np.int64)
 _FLAT = 3  # dimensions: values, threads, instances
 
@@ -91,11 +89,11 @@ class NotCanonicalError(TinyGpuError):
 def canonical_run(
     program: Program,
     sizes: Mapping[str, int],
-    inputs: Mapping[str, NDArray[Any]],
+    inputs: Mapping[str, Array],
     scalars: Mapping[str, float],
     algebra: Algebra,
     on_chip: OnChip | None = None,
-) -> tuple[dict[str, Values], tuple[Finding, ...], str]:
+) -> tuple[dict[str, Floats], tuple[Finding, ...], str]:
     """Return the outputs; what was found: writes outside, twice, or never; and what tiles share.
 
     That is a buffer of which a tile touches an index that another tile has touched, "" if none.
@@ -121,7 +119,7 @@ def canonical_run(
     random = np.random.default_rng(0)
     run = Run(program, values, scalars, arrays, Toucher(values, on_chip), random, "early", algebra)
     grid = _grid_of(program, sizes)
-    memory: dict[tuple[str, int], Values] = {}
+    memory: dict[tuple[str, int], Floats] = {}
     written: dict[tuple[str, int], Booleans] = {}
     touched: dict[tuple[str, int], Integers] = {}
     shared = ""
@@ -130,7 +128,7 @@ def canonical_run(
             work = _Work(run, grid, role, memory, written, touched)
             work.statements(role.body, _everyone(run, grid, role))
             shared = shared or work.shared
-    rounded: dict[str, Values] = {}
+    rounded: dict[str, Floats] = {}
     lost: list[Finding] = []
     for out in operation.outputs:
         array = arrays[out.name]
@@ -228,13 +226,13 @@ class _Group:
     whole: bool
     leader: bool = False
 
-    def part(self, chosen: Any, **more: Any) -> _Group:
+    def part(self, chosen: Integers | Booleans, **more: Number) -> _Group:
         """Return those that are chosen, by a mask or by numbers."""
         env = {n: x[chosen] if isinstance(x, np.ndarray) else x for n, x in self.env.items()}
         env = {n: _one(x) for n, x in (env | more).items()}
         return _Group(self.who[chosen], env, False, self.leader)
 
-    def bind(self, **more: Any) -> _Group:
+    def bind(self, **more: Number) -> _Group:
         """Give variables values."""
         env = {**self.env, **{n: _one(x) for n, x in more.items()}}
         return _Group(self.who, env, self.whole, self.leader)
@@ -248,7 +246,7 @@ def _run_of(cells: Integers) -> slice | Integers:
     return cells
 
 
-def _one(x: Any) -> Any:
+def _one(x: Number) -> int | Integers:
     """Return an int for an array of equal numbers."""
     if isinstance(x, np.ndarray):
         first = x[0]
@@ -260,7 +258,7 @@ def _everyone(run: Run, grid: _Grid, role: Role) -> _Group:
     copies = int(role.copies)
     who = np.arange(grid.ctas * copies)
     per_cta = {**grid.ranks, **grid.places}
-    env: dict[str, Any] = {n: _one(np.tile(x, copies)) for n, x in per_cta.items()}
+    env = {n: _one(np.tile(x, copies)) for n, x in per_cta.items()}
     if role.copy:
         env[role.copy] = _one(who // grid.ctas)
     return _Group(who, {**run.numbers, **env}, True)
@@ -277,12 +275,12 @@ class _Work:
     run: Run
     grid: _Grid
     role: Role
-    memory: dict[tuple[str, int], Values]
+    memory: dict[tuple[str, int], Floats]
     written: dict[tuple[str, int], Booleans]
     touched: dict[tuple[str, int], Integers]
     shared: str = ""
     tile: int = 0
-    held: dict[tuple[str, int], Values] = field(default_factory=dict)
+    held: dict[tuple[str, int], Floats] = field(default_factory=dict)
     alive: Booleans | None = None
     places: dict[tuple[int, int, bool], Any] = field(default_factory=dict)
     narrow: dict[tuple[int, int], Do] = field(default_factory=dict)
@@ -343,11 +341,11 @@ class _Work:
         start = loop.start.evaluate(group.env)
         own = group.who % self.grid.ctas
         count, rounds = self.grid.count[own], self.grid.rounds
-        values = loop.values_at({**self.run.values, **self.grid.tiles})
+        found = loop.values_at({**self.run.values, **self.grid.tiles})
+        values = {n: np.full(self.grid.many, x, np.int64) for n, x in found.items()}
         before = {name: np.zeros(self.grid.many, np.int64) for name in values}
         taken = {name: np.zeros(group.who.size, np.int64) for name in values}
         for name, of in before.items():
-            values[name] = np.broadcast_to(values[name], self.grid.many).astype(np.int64)
             for earlier, later in pairwise(rounds):
                 there = later < self.grid.many
                 of[later[there]] = (of + values[name])[earlier[there]]
@@ -417,7 +415,7 @@ class _Work:
             modes = _modes(do, low, high)
             arguments = [self.read(do, r, group, mine, tile, low, high, modes) for r in do.reads]
             if do.instruction.warp_product:
-                result = self.warps(do, arguments)
+                result: Number = self.warps(do, arguments)
             else:
                 result = do.result(*arguments, algebra=algebra)
             rounded = algebra.round(do.write.buffer.type, np.asarray(result))
@@ -464,7 +462,7 @@ class _Work:
             self.cut[known] = [*edges, size]
         return self.cut[known]
 
-    def warps(self, do: Do, arguments: list[Values]) -> Values:
+    def warps(self, do: Do, arguments: list[Floats]) -> Floats:
         """Multiply in the warps of all instances."""
         threads, many = arguments[0].shape[1:]
         flat = [x.transpose(0, 2, 1).reshape(len(x), -1) for x in arguments]
@@ -472,7 +470,7 @@ class _Work:
         found = products(blocks, do.values, *flat, algebra=self.run.algebra)
         return found.reshape(-1, many, threads).transpose(0, 2, 1)
 
-    def shuffled(self, do: Do, values: Values, mine: Integers) -> Values:
+    def shuffled(self, do: Do, values: Floats, mine: Integers) -> Floats:
         """Return what lanes get of one another: the values of those ``across``, or a fold."""
         if do.instruction.folds:
             if not is_warps(mine):
@@ -483,7 +481,7 @@ class _Work:
         at = np.searchsorted(mine, partner).clip(0, mine.size - 1)
         if (mine[at] != partner).any() or (partner // 32 != mine // 32).any():
             raise NotCanonicalError(f"{do}: a lane that takes no part")
-        every: Values = np.broadcast_to(values, (len(values), mine.size, values.shape[2]))[:, at]
+        every: Floats = np.broadcast_to(values, (len(values), mine.size, values.shape[2]))[:, at]
         return every
 
     # Where values are
@@ -506,7 +504,7 @@ class _Work:
             own = own + group.who // self.grid.ctas * self.grid.ctas
         return own
 
-    def stage(self, access: Access, group: _Group, *, writes: bool) -> Values:
+    def stage(self, access: Access, group: _Group, *, writes: bool) -> Floats:
         """Return a stage of a buffer: (cells, .., instances of it)."""
         buffer, index = access.buffer, _index(access, group)
         key = (buffer.name, index)
@@ -540,14 +538,14 @@ class _Work:
     def read(
         self,
         do: Do,
-        source: Any,
+        source: Access | Immediate | Scalar,
         group: _Group,
         mine: Integers,
         tile: bool,
         low: int,
         high: int,
         modes: tuple[int, ...],
-    ) -> Any:
+    ) -> Floats:
         """Return an operand as (values, threads, instances), 1 where it is the same for all.
 
         With ``modes``, those of the values, it is (modes, threads, instances), and a mode along
@@ -561,14 +559,14 @@ class _Work:
     def fetched(
         self,
         do: Do,
-        source: Any,
+        source: Access | Immediate | Scalar,
         group: _Group,
         mine: Integers,
         tile: bool,
         low: int,
         high: int,
         modes: tuple[int, ...],
-    ) -> Any:
+    ) -> Floats:
         """Return an operand as ``read`` does, or flat."""
         match source:
             case Immediate() | Scalar():
@@ -583,7 +581,7 @@ class _Work:
                     raise NotCanonicalError(f"{do}: it reads the output")
                 if taken.all():
                     return array.flat[address]
-                outside: Any = self.run.algebra.number(source.outside)
+                outside: Number = self.run.algebra.number(source.outside)
                 if source.trimmed:
                     outside = np.where(self.left(do, source, group), np.nan, outside)
                 return np.where(taken, array.flat[np.where(taken, address, 0)], outside)
@@ -615,7 +613,7 @@ class _Work:
     def write(
         self,
         do: Do,
-        values: Values,
+        values: Floats,
         group: _Group,
         mine: Integers,
         tile: bool,
@@ -682,7 +680,7 @@ class _Work:
         return found
 
     def put(
-        self, stage: Values, cell: Integers, kept: Values, mine: Integers, group: _Group
+        self, stage: Floats, cell: Integers, kept: Floats, mine: Integers, group: _Group
     ) -> None:
         """Write the same cells of every instance of a buffer, except by threads that have left."""
         alive = self.living(mine, group)
@@ -757,7 +755,7 @@ class _Work:
         """Return a size, a parameter or a number."""
         return self.run.values[name] if isinstance(name, str) else int(name)
 
-    def store(self, do: Do, values: Values, group: _Group, mine: Integers, tile: bool) -> None:
+    def store(self, do: Do, values: Floats, group: _Group, mine: Integers, tile: bool) -> None:
         """Store to the output, or add."""
         array = self.run.arrays[do.write.buffer.name]
         if not array.output:
@@ -865,14 +863,14 @@ class _Work:
         cells = self.cells(self.narrowed(do, write), write, group, True).cell[:, 0]
         total = joined(flat, *shapes).reshape(len(flat), self.threads, -1).transpose(2, 1, 0)
         stage = self.stage(write, group, writes=anew)
-        where: Any = np.ix_(cells, np.arange(self.threads), group.who)
+        where: Cells | slice = np.ix_(cells, np.arange(self.threads), group.who)
         if group.whole:
             where = _run_of(cells)
         if not anew:
             total = algebra.operators["add"](total, stage[where])
         stage[where] = algebra.round(write.buffer.type, total)
 
-    def held_values(self, do: Do, held: Access, group: _Group) -> Values:
+    def held_values(self, do: Do, held: Access, group: _Group) -> Floats:
         """Return what threads hold of a factor: (values, threads, instances)."""
         cells = self.cells(self.narrowed(do, held), held, group, True).cell[:, 0]
         found = self.stage(held, group, writes=False)[cells]
@@ -880,7 +878,7 @@ class _Work:
 
     def factor(
         self, do: Do, read: Access, group: _Group, of: Integers | None, depth: int = 0
-    ) -> Values:
+    ) -> Floats:
         """Return a factor as (instances, rows or columns, k), in CTAs ``of`` or in its own.
 
         ``depth``: the steps of k, if several modes count them.
@@ -931,5 +929,5 @@ def _plain(env: Env, access: Access) -> Mapping[str, int]:
     """Return the variables of an origin as ints; they are combined to equal numbers at least."""
     names = [n for o in access.origin for n, _ in o.terms]
     if not any(isinstance(env[n], np.ndarray) for n in names):
-        return env
+        return cast("Mapping[str, int]", env)  # by all that it reads
     return {n: int(np.ravel(x)[0]) if isinstance(x, np.ndarray) else x for n, x in env.items()}

@@ -25,18 +25,18 @@ Source: PTX ISA 9, 9.7.13.15 (mbarrier) and 8 (memory consistency, proxies).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any, Literal, assert_never
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tinygpu.isa.algebra import FLOATS, Algebra
 from tinygpu.isa.memory import DType
-from tinygpu.meaning.race import Finding, GlobalArray, Integers, Kind, Party, Shared, Stages, Use
+from tinygpu.meaning.race import Finding, GlobalArray, Kind, Overlaps, Party, Shared, Stages, Use
 from tinygpu.meaning.touched import Toucher
+from tinygpu.numbers import Booleans, Floats, Integers
 from tinygpu.term.program import (
     Affine,
     Arrive,
@@ -70,7 +70,6 @@ __all__ = [
 
 Landing = Literal["late", "random", "early"]
 Step = tuple[Do | Exit | Sync | Commit | WaitGroup | Wait | Arrive | Fence, Mapping[str, int]]
-Values = NDArray[np.float64]
 Tiles = list[tuple[int, ...]]
 _WARP = 32
 _MOST_AGENTS = 8
@@ -89,8 +88,8 @@ class Run:
     landing: Landing
     algebra: Algebra = FLOATS
     found: dict[Kind, Finding] = field(default_factory=dict)
-    known: dict[Any, Any] = field(default_factory=dict)
-    overlaps: dict[Any, Any] = field(default_factory=dict)
+    known: dict[Hashable, Any] = field(default_factory=dict)
+    overlaps: Overlaps = field(default_factory=dict)
 
     @property
     def numbers(self) -> dict[str, int]:
@@ -98,7 +97,7 @@ class Run:
         arrays = {o.name for o in self.program.operation.indices}
         return {name: n for name, n in self.values.items() if name not in arrays}
 
-    def given(self, source: Immediate | Scalar, dtype: DType) -> Values:
+    def given(self, source: Immediate | Scalar, dtype: DType) -> Floats:
         """Return a constant or an argument of the kernel, as it is in a register of a type."""
         match source:
             case Immediate(number):
@@ -109,7 +108,7 @@ class Run:
                 element = self.scalars[name]
             case _:
                 assert_never(source)
-        rounded: Values = self.algebra.round(dtype, np.array(element)).astype(np.float64)
+        rounded: Floats = self.algebra.round(dtype, np.array(element)).astype(np.float64)
         return rounded
 
 
@@ -200,7 +199,7 @@ class Registers(Stages):
         self.buffer = buffer
         super().__init__((int(buffer.stages), int(buffer.stage_elements), threads))
 
-    def keep(self, alive: NDArray[np.bool_]) -> None:
+    def keep(self, alive: Booleans) -> None:
         """Let the other threads leave."""
         self.value, self.index = self.value[..., alive], self.index[..., alive]
 
@@ -370,7 +369,7 @@ class Agent(Party):
         if not use.done_for(self):
             use.done.append((self.number, self.time))
 
-    def keep(self, alive: NDArray[np.bool_]) -> None:
+    def keep(self, alive: Booleans) -> None:
         """Let the other threads leave."""
         self.threads = self.threads[alive]
         self._rename()
@@ -443,7 +442,7 @@ class Cluster:
     run: Run
     number: int
     place: tuple[int, ...]
-    known: NDArray[np.int64]
+    known: Integers
     ctas: list[Cta] = field(default_factory=list)
     flying: dict[int, InFlight] = field(default_factory=dict)
 

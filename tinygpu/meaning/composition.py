@@ -23,32 +23,31 @@ Source: ``tinygpu/term/plan.py``.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tinygpu.isa.algebra import Algebra
+from tinygpu.numbers import Array
 from tinygpu.term.plan import Plan, PlanArray
 from tinygpu.term.program import Program
 
 __all__ = ["Arrays", "by_reference", "composed", "part_of"]
 
-Arrays = dict[str, NDArray[Any]]
-Run = Callable[[Program, Mapping[str, int], Arrays], Mapping[str, NDArray[Any]]]
+Arrays = dict[str, Array]
+Run = Callable[[Program, Mapping[str, int], Arrays], Mapping[str, Array]]
 
 
 def by_reference(scalars: Mapping[str, float], algebra: Algebra) -> Run:
     """Return what computes a step as its operation says."""
 
-    def run(program: Program, _: Mapping[str, int], inputs: Arrays) -> Mapping[str, NDArray[Any]]:
+    def run(program: Program, _: Mapping[str, int], inputs: Arrays) -> Mapping[str, Array]:
         own = {name: scalars[name] for name in program.operation.scalars}
         return program.operation.reference(inputs, own, algebra)
 
     return run
 
 
-def composed(plan: Plan, sizes: Mapping[str, int], inputs: Mapping[str, Any], run: Run) -> Arrays:
+def composed(plan: Plan, sizes: Mapping[str, int], inputs: Mapping[str, Array], run: Run) -> Arrays:
     """Run the steps in order; return all arrays, the inputs and what was written.
 
     ``run`` computes the outputs of a step's term, at its sizes, from its inputs.
@@ -68,9 +67,7 @@ def composed(plan: Plan, sizes: Mapping[str, int], inputs: Mapping[str, Any], ru
     return arrays
 
 
-def part_of(
-    array: NDArray[Any], use: PlanArray, axes: tuple[str, ...], sizes: Mapping[str, int]
-) -> NDArray[Any]:
+def part_of(array: Array, use: PlanArray, axes: tuple[str, ...], sizes: Mapping[str, int]) -> Array:
     """Return an array as a step sees it, in the order of its operand's axes: a view."""
     names = [axis for cut in use.axes for axis in cut]
     cut = array.reshape([sizes[axis] for axis in names])

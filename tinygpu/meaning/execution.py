@@ -19,18 +19,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tinygpu.errors import ProgramError
 from tinygpu.isa.algebra import Algebra
 from tinygpu.isa.instructions import GROUPS
 from tinygpu.isa.mma_sync import products
 from tinygpu.meaning.cluster import Agent, InFlight, Registers, Run
-from tinygpu.meaning.race import UNWRITTEN, Integers, Kind, Shared, Use
+from tinygpu.meaning.race import UNWRITTEN, Cells, Kind, Shared, Use
 from tinygpu.meaning.touched import CellFault, Touched, compared, extent
+from tinygpu.numbers import Booleans, Floats, Integers, Number
 from tinygpu.term.program import Access, Do
 
 __all__ = [
@@ -38,8 +37,6 @@ __all__ = [
     "place_of", "stage_of", "stale", "tile_of", "to_gmem", "who_of",
 ]  # fmt: skip
 
-Values = NDArray[np.float64]
-Booleans = NDArray[np.bool_]
 _ONE = np.zeros(1, np.int64)
 _WARP = 32
 _LATE = tuple(name for name, group in GROUPS.items() if group.holds)
@@ -186,11 +183,11 @@ def stale(
     do: Do,
     memory: Shared | Registers,
     stage: int,
-    at: Any,
+    at: Cells,
     want: int,
     *,
     cells: Integers | None = None,
-    threads: Any = None,
+    threads: Integers | None = None,
     taken: Booleans | None = None,
 ) -> None:
     """Find what was not written at the index that is asked for, ``at`` these places of a stage.
@@ -216,8 +213,13 @@ def stale(
 
 
 def from_gmem(
-    agent: Agent, do: Do, access: Access, cell: Integers, taken: Booleans, threads: Any = 0
-) -> Values:
+    agent: Agent,
+    do: Do,
+    access: Access,
+    cell: Integers,
+    taken: Booleans,
+    threads: Integers | int = 0,
+) -> Floats:
     """Return elements of an operand, ``outside`` for those that a guard takes away."""
     run, name = agent.cta.cluster.run, access.buffer.name
     array = run.arrays[name]
@@ -233,7 +235,7 @@ def from_gmem(
     return np.where(taken, array.flat[np.where(taken, cell, 0)], outside)
 
 
-def to_gmem(agent: Agent, do: Do, address: Integers, values: Values, threads: Integers) -> None:
+def to_gmem(agent: Agent, do: Do, address: Integers, values: Floats, threads: Integers) -> None:
     """Store or add elements of the output, by these threads of the copy."""
     cluster, name = agent.cta.cluster, do.write.buffer.name
     array = cluster.run.arrays[name]
@@ -272,7 +274,7 @@ class _Spot:
     wanted: int
     who: Who
 
-    def at(self, low: int, high: int) -> Any:
+    def at(self, low: int, high: int) -> Cells:
         """Return where values are in a stage."""
         cell = self.place.cell[low:high]
         if isinstance(self.memory, Registers):
@@ -367,7 +369,7 @@ def _cuts(run: Run, do: Do, spots: list[_Spot], size: int) -> list[int]:
     return found
 
 
-def _read(agent: Agent, do: Do, spot: _Spot, low: int, high: int) -> Values:
+def _read(agent: Agent, do: Do, spot: _Spot, low: int, high: int) -> Floats:
     """Return the values of a part, NaN or what stands outside where there are none."""
     place = spot.place
     taken = place.taken[low:high]
@@ -377,12 +379,12 @@ def _read(agent: Agent, do: Do, spot: _Spot, low: int, high: int) -> Values:
     at, some = spot.at(low, high), None if place.every else taken
     stale(agent, do, spot.memory, spot.stage, at, spot.wanted, cells=place.cell[low:high],
           threads=spot.who.threads, taken=some)  # fmt: skip
-    values: Values = spot.memory.value[spot.stage][at]
+    values: Floats = spot.memory.value[spot.stage][at]
     return values if some is None else np.where(some, values, np.nan)
 
 
 def _write(
-    agent: Agent, do: Do, spot: _Spot, values: Values, low: int, high: int, use: Use | None
+    agent: Agent, do: Do, spot: _Spot, values: Floats, low: int, high: int, use: Use | None
 ) -> None:
     place, memory, stage, index = spot.place, spot.memory, spot.stage, spot.wanted
     if memory is None:
@@ -405,7 +407,7 @@ def _write(
 
 
 def _write_where(
-    do: Do, spot: _Spot, values: Values, part: tuple[int, int], env: Mapping[str, int]
+    do: Do, spot: _Spot, values: Floats, part: tuple[int, int], env: Mapping[str, int]
 ) -> None:
     """Write those values of a part of which the predicate holds, to registers."""
     where, who = do.where, spot.who
@@ -442,12 +444,12 @@ def in_warps(agents: Sequence[Agent], do: Do, env: Mapping[str, int]) -> None:
         first += agent.threads.size
 
 
-def _result(agent: Agent, do: Do, arguments: Sequence[Any], numbers: Integers) -> Values:
+def _result(agent: Agent, do: Do, arguments: Sequence[Floats], numbers: Integers) -> Floats:
     """Return what threads of these numbers make of what they read, rounded."""
     run, how = agent.cta.cluster.run, do.instruction
     if how.warp_product:
         blocks = how.blocks_of(do.accesses[0].buffer.dtype)
-        result = products(blocks, do.values, *arguments, algebra=run.algebra)
+        result: Number = products(blocks, do.values, *arguments, algebra=run.algebra)
     else:
         result = do.result(*arguments, algebra=run.algebra)
     rounded = np.asarray(run.algebra.round(do.write.buffer.type, np.asarray(result)), float)
@@ -460,17 +462,17 @@ def is_warps(numbers: Integers) -> bool:
     return whole and int(numbers[0]) % _WARP == 0
 
 
-def folded(do: Do, values: Values, algebra: Algebra) -> Values:
+def folded(do: Do, values: Floats, algebra: Algebra) -> Floats:
     """Return what the lanes of whole warps, the last axis, make together of their values."""
     lanes = values.reshape(*values.shape[:-1], -1, _WARP)
     operator, whole = algebra.operators[do.instruction.folds], lanes[..., 0]
     for lane in range(1, _WARP):
         whole = operator(whole, lanes[..., lane])
-    result: Values = np.repeat(whole, _WARP, axis=-1)
+    result: Floats = np.repeat(whole, _WARP, axis=-1)
     return result
 
 
-def _shuffled(agent: Agent, do: Do, numbers: Integers, values: Values) -> Values:
+def _shuffled(agent: Agent, do: Do, numbers: Integers, values: Floats) -> Floats:
     """Return what lanes get of one another: the values of those ``across``, or a fold."""
     if do.instruction.folds and is_warps(numbers):
         held = np.broadcast_to(values, (len(values), numbers.size))

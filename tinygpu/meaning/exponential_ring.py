@@ -45,14 +45,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import lru_cache, partial
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from tinygpu.isa.algebra import OPERATORS, Algebra
+from tinygpu.isa.algebra import OPERATORS, Algebra, Operator
 from tinygpu.meaning.prime_field import SAME, unrounded
-from tinygpu.meaning.residues import Array, Residues, hashed
+from tinygpu.meaning.residues import Residues, hashed
+from tinygpu.numbers import Floats, Integers, Number
 from tinygpu.term.expression import Apply, Expression
 from tinygpu.term.formula import formula
 from tinygpu.term.operation import Operation
@@ -68,7 +67,6 @@ _N = _RING.modulus
 _OF_1 = P2 * pow(P2, -1, P1)  # 1 modulo P1, 0 modulo P2
 _OF_2 = P1 * pow(P1, -1, P2)
 _SQUARE = 4  # of order P2, as every square but 1
-Integers = NDArray[np.int64]
 
 
 @lru_cache(64)
@@ -76,7 +74,7 @@ def exponential_ring(seed: int) -> Algebra:
     """Return the ring; ``seed`` draws g, the groups and the hashes of other functions."""
     random = np.random.default_rng(seed)
     powers = _powers(pow(_SQUARE, int(random.integers(1, P2)), P1))
-    operators: dict[str, Callable[..., Any]] = {
+    operators: dict[str, Operator] = {
         **_RING.operators,
         "ex2": partial(_exponential, _joined(powers, np.ones(P2, np.int64))),
         "lg2": partial(_logarithm, _logarithms(powers)),
@@ -91,7 +89,7 @@ def exponential_ring(seed: int) -> Algebra:
     for name in ("ceildiv", "le", "lt", "and"):
         del operators[name]  # of integers, whatever the algebra
 
-    def total(operator: str, array: Any, axes: tuple[int, ...]) -> Array:
+    def total(operator: str, array: Floats, axes: tuple[int, ...]) -> Floats:
         found = _RING.total(operators, operator, array, axes)
         if operator == "add":
             return found
@@ -111,7 +109,7 @@ def _powers(g: int) -> Integers:
     return found
 
 
-def _logarithms(powers: Integers) -> Array:
+def _logarithms(powers: Integers) -> Floats:
     """Return lg2 of the residues modulo P1, NaN of 0: half the logarithm of the square."""
     found = np.full(P1, np.nan)
     exponents = np.empty(P1, np.int64)
@@ -122,30 +120,30 @@ def _logarithms(powers: Integers) -> Array:
     return found
 
 
-def _joined(first: Integers, second: Integers) -> Array:
+def _joined(first: Integers, second: Integers) -> Floats:
     """Return the elements that are these modulo P1 and P2."""
-    found: Array = ((first * _OF_1 + second * _OF_2) % _N).astype(np.float64)
+    found: Floats = ((first * _OF_1 + second * _OF_2) % _N).astype(np.float64)
     return found
 
 
-def _exponential(powers: Array, a: Any) -> Array:
+def _exponential(powers: Floats, a: Number) -> Floats:
     known = np.isfinite(a)
     found = powers[np.where(known, a, 0.0).astype(np.int64) % P2]
     return np.where(known, found, np.where(a == -np.inf, 0.0, np.nan))
 
 
-def _logarithm(logarithms: Array, a: Any) -> Array:
+def _logarithm(logarithms: Floats, a: Number) -> Floats:
     known = np.isfinite(a)
     found = logarithms[np.where(known, a, 0.0).astype(np.int64) % P1]
     return np.where(known & (a != 0), found, np.where(a == 0, -np.inf, np.nan))
 
 
-def _group(random: np.random.Generator, identity: float) -> Callable[[Any, Any], Array]:
+def _group(random: np.random.Generator, identity: float) -> Callable[[Number, Number], Floats]:
     """Return a commutative group modulo P2, with an identity besides."""
     there = random.permutation(P2)
     here = np.argsort(there)
 
-    def both(a: Any, b: Any) -> Array:
+    def both(a: Number, b: Number) -> Floats:
         first, last = np.isfinite(a), np.isfinite(b)
         x, y = (np.where(np.isfinite(z), z, 0.0).astype(np.int64) % P2 for z in (a, b))
         one, other = a == identity, b == identity

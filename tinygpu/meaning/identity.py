@@ -395,7 +395,7 @@ def _findings(
         for o in operation.inputs
     }
     if groups := operation.groups:
-        normal = random.standard_normal(sizes[groups.axis])
+        normal = random.standard_normal((sizes[groups.axis],))
         inputs[groups.ends] = drawn_ends(groups, sizes, normal)
         sizes = {**sizes, groups.ends: tuple(inputs[groups.ends].tolist())}
     scalars = {n: float(random.integers(exact.modulus)) for n in operation.scalars}

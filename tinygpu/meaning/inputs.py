@@ -24,10 +24,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from math import prod
-from typing import Any
 
 import numpy as np
 
+from tinygpu.numbers import Array
 from tinygpu.term.operation import Groups, Operation
 
 __all__ = ["EMPTY", "KINDS", "PLANTED", "RISE", "drawn", "drawn_ends", "kinds"]
@@ -50,8 +50,8 @@ def drawn(
     operation: Operation,
     sizes: Mapping[str, int],
     kind: str,
-    normal: Callable[[tuple[int, ...]], Any],
-) -> dict[str, Any]:
+    normal: Callable[[tuple[int, ...]], Array],
+) -> dict[str, Array]:
     """Return inputs of a kind, made of ``normal(shape)``: arrays of NumPy, or all of CuPy.
 
     Groups' ends are those of the sizes, or drawn; an array of NumPy.
@@ -86,7 +86,7 @@ def drawn(
     return found
 
 
-def drawn_ends(groups: Groups, sizes: Mapping[str, int], normal: Any) -> Any:
+def drawn_ends(groups: Groups, sizes: Mapping[str, int], normal: Array) -> Array:
     """Return ends of groups of all rows, made of a normal number each: a third of them is empty.
 
     The others have rows in proportion to the number's size.  An array of NumPy, of i32.
@@ -110,6 +110,6 @@ def _compared(operation: Operation) -> set[str]:
     return found
 
 
-def _counted(like: Any, size: int) -> Any:
+def _counted(like: Array, size: int) -> Array:
     """Return 0, 1, .. as an array of the library and the type of a larger one."""
     return (like.ravel()[:size] * 0 + 1).cumsum() - 1

@@ -25,7 +25,6 @@ from math import lcm, prod
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tinygpu.errors import OperationError, ProgramError, require_kind
 from tinygpu.isa.algebra import FLOATS, Algebra
@@ -37,6 +36,7 @@ from tinygpu.meaning.race import Finding, GlobalArray
 from tinygpu.meaning.tolerance import ratio_of
 from tinygpu.meaning.touched import Toucher
 from tinygpu.meaning.turns import run_grid
+from tinygpu.numbers import Array, Floats
 from tinygpu.term.expression import Expression
 from tinygpu.term.fields import require_known
 from tinygpu.term.operation import Problem
@@ -66,14 +66,14 @@ _TMA_BYTES = 16  # spec: the strides of a tensor map are multiples of them
 class Result:
     """What a program computed, and what was wrong with how it did, the first of each kind."""
 
-    outputs: Mapping[str, NDArray[Any]]
+    outputs: Mapping[str, Array]
     findings: tuple[Finding, ...]
 
 
 def interpret(
     term: Term,
     sizes: Mapping[str, int],
-    inputs: Mapping[str, NDArray[Any]],
+    inputs: Mapping[str, Array],
     *,
     scalars: Mapping[str, float] | None = None,
     seed: int = 0,
@@ -90,7 +90,7 @@ def interpret(
         return _interpreted(term, sizes, inputs, scalars or {}, seed, algebra)
     given, findings = scalars or {}, list[Finding]()
 
-    def run(program: Program, own: Mapping[str, int], made: Arrays) -> Mapping[str, NDArray[Any]]:
+    def run(program: Program, own: Mapping[str, int], made: Arrays) -> Mapping[str, Array]:
         found = _interpreted(program, own, made, given, seed, algebra)
         findings.extend(found.findings)
         return found.outputs
@@ -107,7 +107,7 @@ def interpret(
 def _interpreted(
     program: Program,
     sizes: Mapping[str, int],
-    inputs: Mapping[str, NDArray[Any]],
+    inputs: Mapping[str, Array],
     scalars: Mapping[str, float],
     seed: int,
     algebra: Algebra,
@@ -130,7 +130,7 @@ def _interpreted(
     run = Run(program, values, given, arrays, Toucher(values), random, landing, algebra)
     with np.errstate(all="ignore"):  # as the hardware: infinities and NaN are numbers
         run_grid(run, seed)
-    results: dict[str, NDArray[Any]] = {}
+    results: dict[str, Array] = {}
     findings = [*run.found.values()]
     for out in operation.outputs:
         array = arrays[out.name]
@@ -288,7 +288,7 @@ def edge_of(program: Program, axis: str) -> tuple[int, bool]:
 def _arrays(
     program: Program,
     sizes: Mapping[str, int],
-    inputs: Mapping[str, NDArray[Any]],
+    inputs: Mapping[str, Array],
     algebra: Algebra,
 ) -> dict[str, GlobalArray]:
     """Hold the inputs, and outputs that are poisoned or cleared."""
@@ -325,9 +325,9 @@ def unwritten(program: Program, name: str, output: GlobalArray) -> list[Finding]
 def wrong_result(
     term: Term,
     sizes: Mapping[str, int],
-    inputs: Mapping[str, NDArray[np.float64]],
+    inputs: Mapping[str, Floats],
     scalars: Mapping[str, float],
-    results: Mapping[str, NDArray[Any]],
+    results: Mapping[str, Array],
     algebra: Algebra,
 ) -> tuple[list[Finding], float]:
     """Compare with the operation's reference, where that is a number; say of which part it is.

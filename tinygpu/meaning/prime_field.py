@@ -24,13 +24,13 @@ JACM 27(4), 1980; ``docs/model.md``, section "Meaning".
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import numpy as np
 
 from tinygpu.isa.algebra import OPERATORS, Algebra
 from tinygpu.isa.memory import DType
-from tinygpu.meaning.residues import Array, Residues, hashed
+from tinygpu.meaning.residues import Residues, hashed
+from tinygpu.numbers import Array, Floats, Number
 
 __all__ = ["SAME", "P", "prime_field", "unrounded"]
 
@@ -61,11 +61,11 @@ def prime_field(seed: int) -> Algebra:
     )
 
 
-def _monoid(e: float, s: float, identity: float, a: Any, b: Any) -> Array:
+def _monoid(e: float, s: float, identity: float, a: Number, b: Number) -> Floats:
     both = _FIELD.reduced(_FIELD.reduced((a - e) * (b - e)) * s + e)
     return np.where(a == identity, b, np.where(b == identity, a, both))
 
 
-def unrounded(_: DType, array: Any) -> Array:
+def unrounded(_: DType, array: Array) -> Floats:
     """Return the array: rounding is the identity of an exact algebra."""
     return np.asarray(array, np.float64)

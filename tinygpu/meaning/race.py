@@ -32,20 +32,19 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tinygpu.isa.algebra import FLOATS, Algebra
 from tinygpu.isa.memory import DType
-from tinygpu.term.program import Buffer
+from tinygpu.numbers import Array, Booleans, Floats, Integers, Number
+from tinygpu.term.program import Buffer, Do
 
 __all__ = [
     "UNWRITTEN",
     "Finding",
     "GlobalArray",
-    "Integers",
     "Kind",
     "Party",
     "Shared",
@@ -53,7 +52,11 @@ __all__ = [
     "Use",
 ]
 
-Integers = NDArray[np.int64]
+Cells = Integers | tuple[Integers, ...]
+"""Where in a stage."""
+Overlaps = dict[tuple[int, int, bool], tuple[Integers, Integers, int | None]]
+"""A cell of two arrays of cells, if there is one, by the arrays and who touches them."""
+
 Kind = Literal[
     "race", "deadlock", "stale", "unwritten_read", "unwritten", "out_of_bounds", "written_twice",
     "written_input", "red_not_zeroed", "shuffle", "unwaited", "misaligned", "wrong_result",
@@ -106,7 +109,7 @@ class Use:
     issued before, copies are not.  ``tensor``: it is of a tcgen05.ld or st.
     """
 
-    do: Any
+    do: Do
     agent: Party
     cells: Integers
     threads: Integers | None
@@ -151,7 +154,7 @@ class Stages:
         self.value = np.full(shape, np.nan)
         self.index = np.full(shape, UNWRITTEN)
 
-    def put(self, stage: int, at: Any, values: Any, index: int) -> None:
+    def put(self, stage: int, at: Cells, values: Number, index: int) -> None:
         """Write cells of a stage, at a ring index."""
         self.value[stage][at], self.index[stage][at] = values, index
 
@@ -163,14 +166,14 @@ class Shared(Stages):
     ``crossed``: the asynchronous proxy has written there.
     """
 
-    def __init__(self, buffer: Buffer, overlaps: dict[Any, Any]) -> None:
+    def __init__(self, buffer: Buffer, overlaps: Overlaps) -> None:
         """Poison every cell."""
         self.buffer = buffer
         shape = (int(buffer.stages), int(buffer.stage_elements))
         super().__init__(shape)
         self._overlaps = overlaps
-        self._writes: list[dict[Any, Use]] = [{} for _ in range(shape[0])]
-        self._reads: list[dict[Any, Use]] = [{} for _ in range(shape[0])]
+        self._writes: list[dict[int | tuple[int, int], Use]] = [{} for _ in range(shape[0])]
+        self._reads: list[dict[int | tuple[int, int], Use]] = [{} for _ in range(shape[0])]
         self._most = [_MANY_USES] * shape[0]
         self.crossed = False
 
@@ -231,8 +234,8 @@ class Shared(Stages):
                 ]:
                     del held[key]
             self._most[stage] = max(_MANY_USES, 2 * (len(writes) + len(reads)))
-        key = id(use) if use.pipe else (id(use.cells), use.agent.number)
-        (writes if use.writes else reads)[key] = use
+        name = id(use) if use.pipe else (id(use.cells), use.agent.number)
+        (writes if use.writes else reads)[name] = use
 
     def _common(self, one: Use, other: Use, *, apart: bool) -> int | None:
         """Return a cell of both, or None; ``apart``: that different threads touch."""
@@ -240,8 +243,7 @@ class Shared(Stages):
         if key not in self._overlaps:  # the arrays stay there, so that their names do
             found = self._meeting(one, other, apart=apart)
             self._overlaps[key] = (one.cells, other.cells, found)
-        cell: int | None = self._overlaps[key][2]
-        return cell
+        return self._overlaps[key][2]
 
     def _meeting(self, one: Use, other: Use, *, apart: bool) -> int | None:
         size = self.value.shape[1]
@@ -285,7 +287,7 @@ class GlobalArray:
 
     def __init__(
         self,
-        values: NDArray[Any],
+        values: Array,
         dtype: DType,
         *,
         output: bool,
@@ -301,7 +303,7 @@ class GlobalArray:
         self._writer = np.full(self.flat.size, -1)
 
     @property
-    def written(self) -> NDArray[np.bool_]:
+    def written(self) -> Booleans:
         """Which cells were stored or added to."""
         return self.stored | self.added
 
@@ -315,7 +317,7 @@ class GlobalArray:
                 return cast("Kind", kind), int(bad.argmax())
         return None
 
-    def store(self, address: Integers, values: NDArray[np.float64], thread: Integers) -> int | None:
+    def store(self, address: Integers, values: Floats, thread: Integers) -> int | None:
         """Write; return the position of an element that was written before, or None."""
         bad = self.written[address]
         self.flat[address], self.stored[address] = values, True
@@ -327,7 +329,7 @@ class GlobalArray:
             return None
         return int(np.setdiff1d(np.arange(address.size), first)[0])
 
-    def add(self, address: Integers, values: NDArray[np.float64], thread: Integers) -> int | None:
+    def add(self, address: Integers, values: Floats, thread: Integers) -> int | None:
         """Add, rounding each sum; return the position of an element that was stored, or None."""
         bad = self.stored[address]
         left = np.arange(address.size)

@@ -18,20 +18,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from tinygpu.isa.algebra import OPERATORS
+from tinygpu.isa.algebra import OPERATORS, Operator
+from tinygpu.numbers import Floats, Number
 
-__all__ = ["Array", "Residues", "hashed"]
+__all__ = ["Residues", "hashed"]
 
 _HALF = 2.0**13
 _FEW = 4096
 _BLOCK = 2**14
 _LESS = 2.0**-20  # more than a quotient below 2^28 is wrong by in float64, less than 1
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +44,7 @@ class Residues:
         return prod(self.primes)
 
     @property
-    def operators(self) -> dict[str, Callable[..., Any]]:
+    def operators(self) -> dict[str, Operator]:
         """Sums, products and quotients, by their names."""
         return {
             "add": self.add, "sub": self.sub, "mul": self.mul, "neg": lambda a: self.sub(0.0, a),
@@ -54,11 +52,11 @@ class Residues:
             "rcp0": lambda a: np.where(a == 0, 0.0, self.rcp(a)), "where": OPERATORS["where"],
         }  # fmt: skip
 
-    def reduced(self, x: Any) -> Array:
+    def reduced(self, x: Number) -> Floats:
         """Return whole numbers below 2^53 modulo N; minus infinity stays, another one is NaN."""
         whole, n = np.asarray(x, np.float64), self.modulus
         if whole.size < _FEW:
-            rest: Array = (whole.astype(np.int64) % n).astype(np.float64)
+            rest: Floats = (whole.astype(np.int64) % n).astype(np.float64)
             strange = not np.isfinite(whole.sum())
         else:
             rest = _rest(np.ascontiguousarray(whole).ravel(), n).reshape(whole.shape)
@@ -67,7 +65,7 @@ class Residues:
             rest = np.where(np.isfinite(whole), rest, np.where(whole == -np.inf, whole, np.nan))
         return rest
 
-    def add(self, a: Any, b: Any) -> Array:
+    def add(self, a: Number, b: Number) -> Floats:
         """Return the sum of two elements, which is below 2 N before it is reduced."""
         total, n = np.asarray(np.add(a, b), np.float64), self.modulus
         if total.size < _FEW:
@@ -76,22 +74,22 @@ class Residues:
         over *= n
         return np.subtract(total, over, out=over)
 
-    def sub(self, a: Any, b: Any) -> Array:
+    def sub(self, a: Number, b: Number) -> Floats:
         """Return the difference."""
         return self.reduced(a - b)
 
-    def fma(self, a: Any, b: Any, c: Any) -> Array:
+    def fma(self, a: Number, b: Number, c: Number) -> Floats:
         """Return a b + c."""
         product = np.asarray(np.multiply(a, b))
         return self.reduced(
             np.add(product, c, out=product if product.shape == np.shape(c) else None)
         )
 
-    def mul(self, a: Any, b: Any) -> Array:
+    def mul(self, a: Number, b: Number) -> Floats:
         """Return the product."""
         return self.reduced(np.multiply(a, b))
 
-    def rcp(self, a: Any) -> Array:
+    def rcp(self, a: Number) -> Floats:
         """Return the inverse, NaN where there is none."""
         known = np.isfinite(a)
         for prime in self.primes:
@@ -99,7 +97,7 @@ class Residues:
         inverse = self._inverses(np.where(known, a, 1.0).ravel())
         return np.where(known, inverse.reshape(np.shape(a)), np.nan)
 
-    def _inverses(self, a: Array) -> Array:
+    def _inverses(self, a: Floats) -> Floats:
         """Invert half as many products: 1 / x is y / (x y)."""
         if a.size <= 1:
             return np.array([float(pow(int(x), -1, self.modulus)) for x in a])
@@ -112,7 +110,7 @@ class Residues:
         """Return what a constant means: a dyadic fraction is the quotient of its two integers."""
         return _image(x, self.modulus)
 
-    def contract(self, form: Callable[[Any, Any], Any], a: Any, b: Any) -> Array:
+    def contract(self, form: Callable[[Floats, Floats], Floats], a: Floats, b: Floats) -> Floats:
         """Return ``form(a, b)``, sums of at most 2^14 products."""
         high = np.floor(a * (1.0 / _HALF))
         total = self.reduced(form(high, b))
@@ -122,11 +120,11 @@ class Residues:
 
     def total(
         self,
-        operators: Mapping[str, Callable[..., Any]],
+        operators: Mapping[str, Operator],
         operator: str,
-        array: Any,
+        array: Floats,
         axes: tuple[int, ...],
-    ) -> Array:
+    ) -> Floats:
         """Reduce over axes, whose length becomes 1; what is no sum by halves."""
         if operator == "add":
             return self.reduced(np.sum(array, axis=axes, keepdims=True))  # of 2^27 elements at most
@@ -139,7 +137,7 @@ class Residues:
         return np.asarray(rest[0].reshape(kept))
 
 
-def _rest(x: Array, modulus: int) -> Array:
+def _rest(x: Floats, modulus: int) -> Floats:
     """Divide block by block, which stay in the cache; a quotient is right, or one too small."""
     rest, many, inverse = np.empty_like(x), np.empty(_BLOCK), 1.0 / modulus
     for first in range(0, x.size, _BLOCK):
@@ -164,7 +162,7 @@ def _image(x: float, modulus: int) -> float:
     return float(above * pow(below, -1, modulus) % modulus)
 
 
-def hashed(modulus: int, key: int, least: float, a: Any) -> Array:
+def hashed(modulus: int, key: int, least: float, a: Number) -> Floats:
     """Return a pseudorandom function of each element; ``least``: of minus infinity."""
     known = np.isfinite(a)
     x = np.where(known, a, 0.0).astype(np.uint64) + np.uint64(key)

@@ -32,13 +32,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tinygpu.isa.algebra import FLOATS
 from tinygpu.isa.memory import DTYPES
+from tinygpu.numbers import Array, Floats
 from tinygpu.term.operation import Operation
 from tinygpu.term.plan import Plan, Term, kernels_of
 from tinygpu.term.program import Access, Do, Program, walk
@@ -65,27 +64,27 @@ _LEAST_EXPONENT: Mapping[str, int] = {
 _SHORT = 2.0**-13  # published: DeepSeek-V3, section 3.3 (fp8 wgmma on Hopper)
 
 
-def ulp(values: NDArray[Any], dtype: str) -> NDArray[np.float64]:
+def ulp(values: Array, dtype: str) -> Floats:
     """Return the distance between neighbours of ``dtype`` at each value, subnormals included."""
     magnitude = np.abs(values.astype(np.float64))
     _, exponent = np.frexp(magnitude)
     least = _LEAST_EXPONENT[dtype]
     binade = np.where(magnitude > 0, np.maximum(exponent - 1, least), least)
     one = np.full_like(magnitude, 2 * DTYPES[dtype].roundoff)
-    result: NDArray[np.float64] = np.ldexp(one, binade)
+    result: Floats = np.ldexp(one, binade)
     return result
 
 
 def error_ratio(
-    output: NDArray[Any],
-    reference64: NDArray[Any],
-    scale: NDArray[Any],
+    output: Array,
+    reference64: Array,
+    scale: Array,
     *,
     depth: int,
     roundoff: float,
     dtype: str,
-    between: NDArray[Any] | float = 0.0,
-) -> NDArray[np.float64]:
+    between: Array | float = 0.0,
+) -> Floats:
     """Return the error of each element over what is allowed: right where it is at most 1.
 
     ``scale`` is S, ``depth`` K, ``roundoff`` u, ``between`` w T, ``dtype`` the output's type.  An
@@ -102,18 +101,18 @@ def error_ratio(
     overflow = np.isinf(got) & (np.abs(want) >= least_infinite) & (np.sign(got) == np.sign(want))
     wrong = np.where(overflow, 0.0, np.inf)
     both = np.isfinite(got) & ~np.isinf(want)
-    result: NDArray[np.float64] = np.where(both, ratio, wrong)
+    result: Floats = np.where(both, ratio, wrong)
     return result
 
 
 def ratio_of(
     term: Term,
-    inputs: Mapping[str, NDArray[Any]],
+    inputs: Mapping[str, Array],
     scalars: Mapping[str, float],
     *,
-    outputs: Mapping[str, NDArray[Any]],
-    reference: Mapping[str, NDArray[Any]],
-) -> dict[str, NDArray[np.float64]]:
+    outputs: Mapping[str, Array],
+    reference: Mapping[str, Array],
+) -> dict[str, Floats]:
     """Return the error of each element of a term's outputs over what is allowed, by name.
 
     ``inputs`` are rounded to their types, in float64; ``reference`` is the operation's.
@@ -136,8 +135,8 @@ def ratio_of(
 
 
 def between(
-    operation: Operation, inputs: Mapping[str, NDArray[Any]], scalars: Mapping[str, float]
-) -> dict[str, NDArray[np.float64]]:
+    operation: Operation, inputs: Mapping[str, Array], scalars: Mapping[str, float]
+) -> dict[str, Floats]:
     """Return T: how far roundings between stages move each output, by the unit roundoff.
 
     The operation is evaluated anew with each sum of what earlier reductions made off by a little of
@@ -158,7 +157,7 @@ def between(
         operation.reference(inputs, scalars, algebra, moved)
         for moved in ({}, *({one: _STEP} for one in loose))
     )
-    found: dict[str, NDArray[np.float64]] = {}
+    found: dict[str, Floats] = {}
     for name in (o.name for o in operation.outputs):
         with np.errstate(all="ignore"):
             moved = sum((np.abs(x[name] - right[name]) for x in off), start=0.0 * right[name])

@@ -16,21 +16,18 @@ Source: ``docs/model.md``, section "Terms".
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tinygpu.errors import ProgramError
-from tinygpu.meaning.race import Integers, Kind
+from tinygpu.meaning.race import Kind
+from tinygpu.numbers import Booleans, Integers
 from tinygpu.term.program import Access, Do, Exit
 
 __all__ = ["CellFault", "OnChip", "Touched", "Toucher", "compared", "coordinates", "extent"]
-
-Booleans = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +92,7 @@ def _add(
     place: Integers,
     access: Access,
     steps: tuple[tuple[int, ...], ...],
-    extents: Any,
+    extents: Sequence[int],
     rest: Integers,
 ) -> None:
     if len(steps) != len(extents):

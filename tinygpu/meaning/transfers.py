@@ -21,10 +21,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 from math import prod
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tinygpu.errors import ProgramError
 from tinygpu.isa.instructions import GROUPS
@@ -42,14 +40,14 @@ from tinygpu.meaning.execution import (
     to_gmem,
     who_of,
 )
-from tinygpu.meaning.race import UNWRITTEN, Shared, Use
+from tinygpu.meaning.race import UNWRITTEN, Cells, Shared, Use
 from tinygpu.meaning.touched import extent
+from tinygpu.numbers import Floats
 from tinygpu.term.digits import depth_modes, held_factor, spans, together
 from tinygpu.term.program import Access, Arrive, Do
 
 __all__ = ["arrive", "released", "start"]
 
-Values = NDArray[np.float64]
 Env = Mapping[str, int]
 _REMEMBERED = 4  # uses for each column of knowledge: as many as mbarriers can tell of
 
@@ -127,7 +125,7 @@ def _store(agent: Agent, do: Do, env: Env) -> None:
     use = Use(do, agent, place.cells, None, writes=False, plain=False)
     claim(memory, stage, use)
     into, index = place_of(agent, do, target, env, TOGETHER), source.index.evaluate(env)
-    found: list[Values] = []
+    found: list[Floats] = []
 
     def read() -> None:
         if not found:
@@ -191,19 +189,19 @@ def _committed(agent: Agent) -> list[Use]:
 # Products of tiles
 
 
-def _factor(agent: Agent, cta: Cta, do: Do, read: Access, env: Env) -> Values:
+def _factor(agent: Agent, cta: Cta, do: Do, read: Access, env: Env) -> Floats:
     """Return a tile, an axis for each value mode, of length 1 where it does not depend on one."""
     place, narrow = tile_of(agent, do, read, env)
     name, stage = read.buffer.name, stage_of(read, env)
     own = read.buffer.level == "registers"
     memory: Shared | Registers = agent.registers[name] if own else cta.memory(agent, read.buffer)
     stale(agent, do, memory, stage, place.cell, read.index.evaluate(env), taken=place.taken)
-    values: Values = np.where(place.taken, memory.value[stage][place.cell], np.nan)
+    values: Floats = np.where(place.taken, memory.value[stage][place.cell], np.nan)
     return values.reshape(tuple(int(v) for v in narrow.values[::-1]))
 
 
 def _add(
-    agent: Agent, cta: Cta, memory: Shared | Registers, do: Do, product: Values, env: Env
+    agent: Agent, cta: Cta, memory: Shared | Registers, do: Do, product: Floats, env: Env
 ) -> None:
     """Add a product to sums, or start them anew; round."""
     algebra, write = agent.cta.cluster.run.algebra, do.write
@@ -219,7 +217,7 @@ def _add(
     memory.put(stage, cells, total, write.index.evaluate(env))
 
 
-def _held_rows(agent: Agent, do: Do, held: Access, env: Env) -> Values:
+def _held_rows(agent: Agent, do: Do, held: Access, env: Env) -> Floats:
     """Return a first factor, (rows, k), of what the threads of a team hold."""
     name, stage, index = held.buffer.name, stage_of(held, env), held.index.evaluate(env)
     cells = tile_of(agent, do, held, env)[0].cell[:, 0]
@@ -228,7 +226,7 @@ def _held_rows(agent: Agent, do: Do, held: Access, env: Env) -> Values:
         own = one.registers[name]
         stale(one, do, own, stage, cells, index, cells=cells[:, None])
         found[:, one.threads] = own.value[stage][cells]
-    rows: Values = rows_of(found[..., None])[0]
+    rows: Floats = rows_of(found[..., None])[0]
     return rows
 
 
@@ -362,7 +360,7 @@ def _transfer(agent: Agent, do: Do, env: Env) -> None:
             text = f"touches {name} while {other_flight.do} may be under way; tcgen05.wait"
             agent.cta.cluster.find("unwaited", agent, do, text, name, str(other_flight.do))
     own = np.arange(agent.threads.size) if who.mine is None else who.mine
-    ends: list[tuple[Any, ...]] = [
+    ends: list[tuple[Shared | Registers, int, Cells, int]] = [
         (memory, at, there.cell, other.index.evaluate(env)),
         (registers, stage, np.ix_(mine.cell[:, 0], own), held.index.evaluate(env)),
     ]

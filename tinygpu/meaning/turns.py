@@ -19,13 +19,13 @@ from itertools import product
 from typing import Literal, assert_never
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tinygpu.errors import ProgramError
 from tinygpu.meaning.cluster import Agent, Cluster, InFlight, Run, Tiles, start_cluster
 from tinygpu.meaning.execution import in_warps
-from tinygpu.meaning.race import Finding, Integers
+from tinygpu.meaning.race import Finding
 from tinygpu.meaning.transfers import arrive, released, start
+from tinygpu.numbers import Booleans, Integers
 from tinygpu.term.program import Arrive, Commit, Do, Exit, Fence, Program, Sync, Wait, WaitGroup
 
 __all__ = ["STRATEGIES", "Strategy", "Turns", "raster_of", "run_grid", "taken",
@@ -212,7 +212,7 @@ class Turns:
         if run.program.barriers:
             raise ProgramError(f"{leave}: threads of a role's copy leave together; guard")
         touched = run.touch.gmem(leave, leave.access, agent.threads, agent.key, env)
-        inside: NDArray[np.bool_] = np.asarray(touched.taken.any(axis=0))
+        inside: Booleans = np.asarray(touched.taken.any(axis=0))
         if not inside.all():
             self._unwaited(agent, agent.threads[~inside])
             agent.keep(inside)

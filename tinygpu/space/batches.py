@@ -12,15 +12,13 @@ Source: ``docs/model.md``, section "Spaces".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 from math import prod
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tinygpu.devices.device import Device
 from tinygpu.errors import (
@@ -34,6 +32,7 @@ from tinygpu.errors import (
 from tinygpu.legality.concurrency.judge import verdict
 from tinygpu.legality.laws import LAWS, Places, check_schedule, judged
 from tinygpu.legality.reach import Case
+from tinygpu.numbers import Booleans, Integers, Number, Truth
 from tinygpu.space.counting import Sums
 from tinygpu.space.sharing import Memo, narrowed, share
 from tinygpu.space.signature import numbers_of
@@ -96,10 +95,10 @@ class Table:
 
     law: str
     axes: tuple[int, ...]
-    holds: NDArray[np.bool_]
+    holds: Booleans
 
     @property
-    def array(self) -> NDArray[np.bool_]:
+    def array(self) -> Booleans:
         """Its values, as ``Sums`` reads a factor."""
         return self.holds
 
@@ -199,13 +198,13 @@ class Builder:
             for i, name in enumerate(space.axes)
         }
         self.values = tuple(space.values[n] for n in space.axes)
-        self.tables: dict[tuple[str, int], tuple[Table, Any]] = {}
+        self.tables: dict[tuple[str, int], tuple[Table, Truth]] = {}
         self.places: Places = {}
-        self.answers: dict[Any, tuple[Table, Any]] = {}
+        self.answers: dict[Hashable, tuple[Table, tuple[Number, ...]]] = {}
         self.equals: dict[tuple[str, tuple[int, ...], bytes], Table] = {}
         self.kinds: dict[int, tuple[bool, bool]] = {}
-        self.verdicts: dict[Any, dict[tuple[int, ...], bool]] = {}
-        self.reordered: dict[Any, Batch | None] = {}
+        self.verdicts: dict[Hashable, dict[tuple[int, ...], bool]] = {}
+        self.reordered: dict[Hashable, Batch | None] = {}
 
     def forget(self) -> None:
         """Drop what only the laws asked for: of a large space a third of a gigabyte."""
@@ -285,7 +284,7 @@ class Builder:
                 return None
         return chosen, program
 
-    def table(self, law: str, holds: Any) -> Table:
+    def table(self, law: str, holds: Truth) -> Table:
         """Return the table of where a law holds: axes along which nothing changes are dropped."""
         key = (law, id(holds)) if isinstance(holds, np.ndarray) else (law, int(bool(holds)))
         if key not in self.tables:
@@ -384,7 +383,7 @@ class Builder:
         key = (table.law, table.axes, table.holds.tobytes())
         return self.equals.setdefault(key, table)
 
-    def _judge(self, structure: Mapping[str, Value], number: int, point: NDArray[np.int64]) -> bool:
+    def _judge(self, structure: Mapping[str, Value], number: int, point: Integers) -> bool:
         space = self.space
         values = dict(structure)
         for name, choices, i in zip(space.axes, self.values, point, strict=True):

@@ -21,16 +21,20 @@ Source: R. Dechter, "Bucket elimination", 1999.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tinygpu.numbers import Array, Integers
+
 __all__ = ["Factor", "Sums"]
 
+_M = TypeVar("_M")
 _ROWS_MOST = 1 << 12
 _ROW = -1
 _SMALL = 2000
@@ -45,7 +49,7 @@ class Weighing(Protocol):
         """The positions of its axes."""
 
     @property
-    def array(self) -> NDArray[Any]:
+    def array(self) -> Array:
         """Its values."""
 
 
@@ -58,10 +62,10 @@ class Factor:
     """
 
     axes: tuple[int, ...]
-    array: NDArray[Any]
-    index: NDArray[np.integer[Any]] | None = None
+    array: Array
+    index: NDArray[np.integer] | None = None
 
-    def at(self, row: NDArray[np.int64], columns: tuple[NDArray[np.int64], ...]) -> NDArray[Any]:
+    def at(self, row: Integers, columns: tuple[Integers, ...]) -> Array:
         """Return the values at rows and indices along the other axes."""
         if self.index is None:
             return np.asarray(self.array[columns])
@@ -73,7 +77,7 @@ class _Rows:
     """The joined axes and, one row a combination, an index along each."""
 
     axes: tuple[int, ...]
-    index: NDArray[np.int64]
+    index: Integers
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,7 +86,7 @@ class _Plan:
 
     rows: _Rows
     steps: tuple[tuple[int, tuple[Factor, ...]], ...]
-    weights: NDArray[Any]
+    weights: Array
     free: tuple[int, ...]
 
 
@@ -92,7 +96,7 @@ class Sums:
     def __init__(self, lengths: tuple[int, ...]) -> None:
         """Take the lengths of the axes, which factors name by position."""
         self.lengths = lengths
-        self._kept: dict[tuple[Any, ...], tuple[Any, Any]] = {}
+        self._kept: dict[tuple[object, ...], tuple[Any, object]] = {}
         self._order: tuple[int, ...] = ()
 
     def count(self, factors: Sequence[Weighing]) -> int:
@@ -100,9 +104,7 @@ class Sums:
         plan = self._plan(factors)
         return int(plan.weights.sum(dtype=object)) * prod(self.lengths[a] for a in plan.free)
 
-    def sample(
-        self, factors: Sequence[Weighing], rng: np.random.Generator, n: int
-    ) -> NDArray[np.int64]:
+    def sample(self, factors: Sequence[Weighing], rng: np.random.Generator, n: int) -> Integers:
         """Return ``n`` points, (n, axes) indices, each uniform among those that are allowed."""
         plan = self._plan(factors)
         points = np.zeros((n, len(self.lengths)), np.int64)
@@ -112,7 +114,7 @@ class Sums:
         row = rng.choice(len(weights), size=n, p=weights / weights.sum())
         points[:, plan.rows.axes] = plan.rows.index[row]
         for axis, factors_here in reversed(plan.steps):
-            weights_here: Any = np.ones((n, self.lengths[axis]))
+            weights_here: Array = np.ones((n, self.lengths[axis]))
             for factor in factors_here:
                 columns = tuple(
                     np.arange(self.lengths[a])[None, :] if a == axis else points[:, a, None]
@@ -127,7 +129,7 @@ class Sums:
             points[:, axis] = rng.integers(self.lengths[axis], size=n)
         return points
 
-    def points(self, factors: Sequence[Weighing]) -> NDArray[np.int64]:
+    def points(self, factors: Sequence[Weighing]) -> Integers:
         """Return every point that all factors allow, (points, axes) indices."""
         plan = self._plan(factors)
         row = np.flatnonzero(plan.weights)
@@ -143,23 +145,23 @@ class Sums:
                 row, points = row[kept], points[kept]
         return points
 
-    def _once(self, key: tuple[Any, ...], kept: Any, make: Any) -> Any:
+    def _once(self, key: tuple[object, ...], kept: object, make: Callable[[], _M]) -> _M:
         """Return what was made under the key before; ``kept`` are the objects that it names."""
         if key not in self._kept:
             self._kept[key] = (make(), kept)
-        return self._kept[key][0]
+        made: _M = self._kept[key][0]
+        return made
 
     def _plan(self, factors: Sequence[Weighing]) -> _Plan:
         key = ("plan", *sorted(map(id, factors)))
-        plan: _Plan = self._once(key, tuple(factors), lambda: self._make_plan(factors))
-        return plan
+        return self._once(key, tuple(factors), partial(self._make_plan, factors))
 
     def _make_plan(self, factors: Sequence[Weighing]) -> _Plan:
         shadows = [shadow for f in factors for shadow in self._shadows(f)]
         factors = self._merged((*factors, *shadows))
         rows = self._rows(factors)
         rest = [
-            self._once(("gather", id(rows), id(f)), (rows, f), lambda f=f: _gather(rows, f))
+            self._once(("gather", id(rows), id(f)), (rows, f), partial(_gather, rows, f))
             for f in factors
             if not f.axes or not set(f.axes) <= set(rows.axes)
         ]
@@ -171,11 +173,11 @@ class Sums:
             axis = min(sorted(left), key=lambda a: costs[a])
             mine = [f for f in rest if axis in f.axes]
             key = ("sum", axis, *sorted(map(id, mine)))
-            message = self._once(key, tuple(mine), lambda m=mine, a=axis: _sum_out(m, a))
+            message = self._once(key, tuple(mine), partial(_sum_out, mine, axis))
             steps.append((axis, tuple(mine)))
             rest = [f for f in rest if axis not in f.axes] + [message]
             left.remove(axis)
-        weights: Any = np.ones(len(rows.index), np.int64)
+        weights: Array = np.ones(len(rows.index), np.int64)
         for factor in rest:
             every = np.arange(len(rows.index))
             weights = weights * factor.at(every, ())
@@ -192,7 +194,7 @@ class Sums:
             shared = {a: sum(f.array.size for f in factors if a in f.axes) for f in factors
                       for a in f.axes}  # fmt: skip
             self._order = tuple(sorted(shared, key=lambda a: (-shared[a], a)))
-        alone: dict[int, NDArray[Any]] = {}
+        alone: dict[int, Array] = {}
         for factor in factors:
             if len(factor.axes) == 1:
                 (axis,) = factor.axes
@@ -205,9 +207,7 @@ class Sums:
             axes = {*rows.axes, axis}
             inside = [f for f in factors if axis in f.axes and set(f.axes) <= axes]
             key = ("rows", id(rows), axis, *sorted(map(id, inside)))
-            rows = self._once(
-                key, (rows, *inside), lambda r=rows, a=axis, i=inside: self._join(r, a, i)
-            )
+            rows = self._once(key, (rows, *inside), partial(self._join, rows, axis, inside))
         return rows
 
     def _merged(self, factors: Sequence[Weighing]) -> tuple[Weighing, ...]:
@@ -228,7 +228,7 @@ class Sums:
             self._once(
                 ("merge", *sorted(map(id, group))),
                 tuple(group),
-                lambda axes=axes, group=group: merged(axes, group),
+                partial(merged, axes, group),
             )
             for axes, group in groups.items()
         )
@@ -247,8 +247,7 @@ class Sums:
                     found.append(Factor((axis,), allowed))
             return tuple(found)
 
-        found: tuple[Factor, ...] = self._once(("shadow", id(factor)), factor, make)
-        return found
+        return self._once(("shadow", id(factor)), factor, make)
 
     def _join(self, rows: _Rows, axis: int, inside: Sequence[Weighing]) -> _Rows:
         length = self.lengths[axis]
@@ -280,7 +279,7 @@ def _gather(rows: _Rows, factor: Weighing) -> Factor:
     return _alike(axes, moved.reshape(-1, *shape), flat)
 
 
-def _alike(axes: tuple[int, ...], array: NDArray[Any], index: NDArray[np.int64]) -> Factor:
+def _alike(axes: tuple[int, ...], array: Array, index: Integers) -> Factor:
     """Merge the entries of the first axis that are equal."""
     row = prod(array.shape[1:])  # not -1: there may be no entry at all
     flat = np.ascontiguousarray(array.reshape(len(array), row))
@@ -294,7 +293,7 @@ def _alike(axes: tuple[int, ...], array: NDArray[Any], index: NDArray[np.int64])
 def _sum_out(factors: Sequence[Factor], axis: int) -> Factor:
     """Return the sum along the axis of the product of the factors."""
     axes = tuple(sorted({a for f in factors for a in f.axes}))
-    kinds: NDArray[np.int64] | None = None
+    kinds: Integers | None = None
     bound = 1
     for factor in factors:
         if factor.index is None:
@@ -309,19 +308,19 @@ def _sum_out(factors: Sequence[Factor], axis: int) -> Factor:
     first = None
     if kinds is not None:
         _, first, kinds = np.unique(kinds, return_index=True, return_inverse=True)
-    joint: Any = True
+    joint: Array = np.array(True)
     *others, widest = sorted(factors, key=lambda f: f.array.size)
     for factor in others:
         joint = joint * _spread(factor, axes, first)
     slices = np.moveaxis(_spread(widest, axes, first), axes.index(axis), 0)
-    summed: Any = np.zeros((), np.int64)  # slice by slice: the whole product would be large
+    summed: Array = np.zeros((), np.int64)  # slice by slice: the whole product would be large
     for i, here in enumerate(slices):
         summed = summed + (joint.take(i, axes.index(axis)) if others else joint) * here
     rest = tuple(a for a in axes if a != axis)
     return Factor(rest, summed) if kinds is None else _alike(rest, summed, kinds)
 
 
-def _spread(factor: Factor, axes: tuple[int, ...], kinds: NDArray[np.int64] | None) -> NDArray[Any]:
+def _spread(factor: Factor, axes: tuple[int, ...], kinds: Integers | None) -> Array:
     """Return a factor's array with a length of 1 where it lacks an axis, at kinds of rows."""
     array = factor.array
     if factor.index is not None and kinds is not None:

@@ -17,9 +17,9 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
-from tinygpu.document import fields_of, parsed, shown
+from tinygpu.document import Json, fields_of, parsed, shown
 from tinygpu.errors import DocumentError, StoreError
 from tinygpu.term.operation import Problem
 from tinygpu.term.schedule import Schedule, to_json
@@ -64,7 +64,7 @@ class Measurement:
         """Whether the candidate is right and was timed."""
         return self.seconds is not None
 
-    def told(self) -> dict[str, Any]:
+    def told(self) -> dict[str, float | str | None]:
         """Return what a row of ``search.json`` has of it."""
         return {name: getattr(self, name) for name in ("seconds", "spread", "rounds", "reason")}
 
@@ -109,7 +109,7 @@ class Results(Protocol):
         """Keep a measurement under its key, instead of an earlier one."""
 
 
-def canonical(tree: Any) -> str:
+def canonical(tree: Json) -> str:
     """Write JSON in the one form that equal values share."""
     return json.dumps(tree, sort_keys=True, separators=(",", ":"))
 

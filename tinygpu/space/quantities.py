@@ -18,24 +18,28 @@ Source: the laws that judge them (``tinygpu.legality.laws.LAWS``).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tinygpu.legality.reach import Case, product
 from tinygpu.legality.resources import registers_at_once
+from tinygpu.numbers import Number
 from tinygpu.term.machine import Chosen
 from tinygpu.term.tensor_memory import used_columns
 
-__all__ = ["QUANTITIES", "Quantity", "named_values"]
+__all__ = ["QUANTITIES", "Named", "Quantity", "named_values"]
+
+Named = str | Number
+"""What a name stands for: of a decision it may be a word."""
 
 
 class Quantity(NamedTuple):
     """A number of a term: what it is, and how it is read."""
 
     meaning: str
-    of: Callable[[Case], Any]
+    of: Callable[[Case], Number]
 
 
-def _cluster(case: Case) -> Any:
+def _cluster(case: Case) -> Number:
     return product(extent for _, extent in case.program.cluster)
 
 
@@ -57,9 +61,9 @@ QUANTITIES: Mapping[str, Quantity] = {
 
 def named_values(
     names: Iterable[str], chosen: Chosen, sizes: Mapping[str, int], case: Case | None
-) -> dict[str, Any]:
+) -> dict[str, Named]:
     """Return what names stand for; ``case`` may be None if none is a quantity."""
-    found: dict[str, Any] = {}
+    found: dict[str, Named] = {}
     for name in names:
         if name in vars(chosen):
             found[name] = getattr(chosen, name)

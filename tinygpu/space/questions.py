@@ -29,16 +29,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
 
+from tinygpu.document import Json
 from tinygpu.errors import IllegalScheduleError, MachineError, WishError, require_kind
 from tinygpu.legality.laws import LAWS, check_schedule, named
 from tinygpu.legality.reach import Case
-from tinygpu.space.quantities import named_values
+from tinygpu.space.quantities import Named, named_values
 from tinygpu.space.solve import RESOURCES, Member, Solver
 from tinygpu.space.space import Space
 from tinygpu.space.wishes import Wish, denied, wishes
-from tinygpu.term.machine import Value
 from tinygpu.term.schedule import Schedule
 
 __all__ = ["Answer", "Reason", "ask", "prove", "require", "why_empty"]
@@ -79,7 +79,7 @@ class Answer:
     space: str
     question: str
     schedule: Schedule | None = None
-    values: Mapping[str, Value] = field(default_factory=dict)
+    values: Mapping[str, Named] = field(default_factory=dict)
     reasons: tuple[Reason, ...] = ()
     minimal: bool = False
     count: int = 0
@@ -100,7 +100,7 @@ class Answer:
         left = f"keeps {' and '.join(self.laws)}" if self.laws else "is left"
         return f"{f'with {given} ' if given else ''}no schedule of {self.space} {left}"
 
-    def tree(self) -> dict[str, Any]:
+    def tree(self) -> dict[str, Json]:
         """Return it as a tree for JSON."""
         return {**asdict(self), "schedule": self.schedule and dict(self.schedule.decisions)}
 
@@ -188,7 +188,7 @@ def _asked(space: Space, question: str, wished: tuple[Wish, ...], resources: int
     return Answer("excluded", str(space), question, reasons=reasons, minimal=minimal)
 
 
-def _values(space: Space, schedule: Schedule, wished: tuple[Wish, ...]) -> dict[str, Value]:
+def _values(space: Space, schedule: Schedule, wished: tuple[Wish, ...]) -> dict[str, Named]:
     """Return what the names in wishes stand for, of a schedule."""
     program = schedule.term(space.machine, space.problem.operation)
     case, *_ = Case.every(program, space.problem.sizes, space.device)

@@ -17,22 +17,24 @@ Source: hash consing (Ershov, 1958).
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from typing import Any, TypeVar, cast
 
 import numpy as np
-from numpy.typing import NDArray
+
+from tinygpu.numbers import Array
 
 __all__ = ["Memo", "Shared", "narrowed", "remembered", "share"]
 
-Memo = dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]]
+Memo = dict[tuple[Hashable, ...], tuple[Any, tuple[object, ...]]]
 """Results by (operation, operands); the operands are kept, so that no identity is used twice."""
 
+_R = TypeVar("_R")
 _KEPT_ELEMENTS = 1 << 22
 """Larger results are not kept: they cost more memory than time."""
 
 
-class Shared(np.ndarray[Any, np.dtype[Any]]):
+class Shared(np.ndarray):
     """An array whose elementwise results are remembered; never write into one."""
 
     memo: Memo
@@ -41,27 +43,29 @@ class Shared(np.ndarray[Any, np.dtype[Any]]):
         """Give a view the memo of what it views."""
         self.memo = getattr(source, "memo", {})
 
-    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: object, **options: Any) -> Any:
         """Look the result up, or work it out."""
         if method != "__call__" or options:
             return getattr(ufunc, method)(*map(_plain, inputs), **options)
         return _found_or_made(self.memo, ufunc, inputs)
 
-    def __array_function__(self, function: Any, types: Any, inputs: Any, options: Any) -> Any:
+    def __array_function__(
+        self, function: Any, types: Iterable[type], inputs: Any, options: Mapping[str, object]
+    ) -> Any:
         """Share ``np.where``, which ``select`` uses; the rest is NumPy's affair."""
         if function is np.where and len(inputs) == 3 and not options:
             return _found_or_made(self.memo, function, inputs)
         return super().__array_function__(function, types, inputs, options)
 
 
-def share(array: NDArray[Any], memo: Memo) -> Shared:
+def share(array: Array, memo: Memo) -> Shared:
     """Return the array as a shared one."""
     shared = array.view(Shared)
     shared.memo = memo
     return shared
 
 
-def remembered(function: Callable[..., Any], *inputs: Any) -> Any:
+def remembered(function: Callable[..., _R], *inputs: object) -> _R:
     """Call a function of numbers and arrays; on inputs that are shared, once for the same ones.
 
     It may not depend on anything else.  ``np.asanyarray`` keeps an array shared; ``np.asarray``
@@ -71,7 +75,7 @@ def remembered(function: Callable[..., Any], *inputs: Any) -> Any:
     return function(*inputs) if memo is None else _found_or_made(memo, function, inputs)
 
 
-def narrowed(array: NDArray[Any]) -> NDArray[Any]:
+def narrowed(array: Array) -> Array:
     """Drop to length 1 every axis along which nothing changes."""
     for axis, length in enumerate(array.shape):
         if length > 1:
@@ -81,22 +85,23 @@ def narrowed(array: NDArray[Any]) -> NDArray[Any]:
     return array
 
 
-def _found_or_made(memo: Memo, function: Any, inputs: tuple[Any, ...]) -> Any:
+def _found_or_made(memo: Memo, function: Callable[..., _R], inputs: tuple[object, ...]) -> _R:
     key = (
         function,
         *[id(x) if isinstance(x, np.ndarray) else (x.__class__, x) for x in inputs],
     )
     found = memo.get(key)
     if found is not None:
-        return found[0]
+        known: _R = found[0]
+        return known
     result = function(*map(_plain, inputs))
     if not isinstance(result, np.ndarray):
         return result
     shared = share(result, memo)
     if result.size <= _KEPT_ELEMENTS:
         memo[key] = (shared, inputs)
-    return shared
+    return cast("_R", shared)
 
 
-def _plain(x: Any) -> Any:
+def _plain(x: object) -> object:
     return x.view(np.ndarray) if isinstance(x, Shared) else x

@@ -23,12 +23,13 @@ Source: ``docs/model-concurrency.md``, section "Skeleton".
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import fields
-from typing import Any
 
 import numpy as np
 
 from tinygpu.legality.reach import structural_key
+from tinygpu.numbers import Number
 from tinygpu.term.program import (
     Access,
     Block,
@@ -42,12 +43,12 @@ from tinygpu.term.program import (
 __all__ = ["numbers_of"]
 
 
-def numbers_of(program: Program) -> tuple[Any, tuple[Any, ...]]:
+def numbers_of(program: Program) -> tuple[Hashable, tuple[Number, ...]]:
     """Return the key and the numbers (ints, or arrays over a space) of a term's concurrency."""
-    positions: dict[Any, int] = {}
-    numbers: list[Any] = []
+    positions: dict[Hashable, int] = {}
+    numbers: list[Number] = []
 
-    def number(value: Any) -> Any:
+    def number(value: Number) -> int:
         identity = ("array", id(value)) if isinstance(value, np.ndarray) else int(value)
         if identity not in positions:
             positions[identity] = len(numbers)
@@ -73,14 +74,14 @@ def numbers_of(program: Program) -> tuple[Any, tuple[Any, ...]]:
             for s in loop.body
         )
 
-    def touched(access: Access) -> Any:
+    def touched(access: Access) -> Hashable:
         buffer = access.buffer
         return buffer.name, buffer.level, number(buffer.stages), of((access.index, access.peer))
 
-    def key(statement: Statement) -> Any:
+    def key(statement: Statement) -> Hashable:
         own = {f.name: getattr(statement, f.name) for f in fields(statement)}
         own = {name: part for name, part in own.items() if name not in _ELSEWHERE}
-        more: Any = ()
+        more: tuple[Hashable, ...] = ()
         if isinstance(statement, Do):
             instruction = statement.instruction
             own["instruction"] = instruction.completion, instruction.issuer, instruction.unit
@@ -95,7 +96,7 @@ def numbers_of(program: Program) -> tuple[Any, tuple[Any, ...]]:
             own = {"var": statement.var, "often": often}
         return type(statement), of(tuple(own.values())), more, tuple(map(key, statement.body))
 
-    def of(part: Any) -> Any:
+    def of(part: object) -> Hashable:
         return structural_key(part, number)
 
     bodies = tuple((role.name, tuple(map(key, role.body))) for role in program.roles)
@@ -112,7 +113,7 @@ _ELSEWHERE = frozenset((
 def _asked(body: Body) -> set[str]:
     """Return the register buffers of which a read is not answered by a write of the same block."""
     found: set[str] = set()
-    written: dict[str, Any] = {}
+    written: dict[str, Hashable] = {}
     for statement in body:
         if isinstance(statement, Block):
             found |= _asked(statement.body)

@@ -30,17 +30,18 @@ S. Malik, R. Brayton, "Algorithms for Discrete Function Manipulation", 1990 (the
 from __future__ import annotations
 
 import operator
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from itertools import combinations
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tinygpu.legality.laws import LAWS, Places, check_schedule, judged, own_laws
 from tinygpu.legality.reach import Case
+from tinygpu.numbers import Array, Truth
 from tinygpu.smt import z3_module
 from tinygpu.space.batches import Builder, Table
 from tinygpu.space.quantities import named_values
@@ -48,6 +49,9 @@ from tinygpu.space.space import Space
 from tinygpu.space.wishes import TooWideError, Wish
 from tinygpu.term.machine import Chosen, Requirement, Value
 from tinygpu.term.schedule import Schedule
+
+if TYPE_CHECKING:
+    from z3 import BoolRef, ModelRef
 
 __all__ = ["RESOURCES", "Decided", "Member", "Pipeline", "Solver", "Variant", "pipelined"]
 
@@ -151,9 +155,9 @@ class Solver:
             self._told += [f"(assert (not (and {a} {b})))" for a, b in combinations(bits, 2)]
             self._told.append(f"(assert (or {' '.join(bits)}))")
         self.own: dict[str, Requirement] = {}
-        self._required: dict[Any, list[tuple[str, str | bool]]] = {}
-        self._of_terms: dict[Any, list[tuple[str, str | bool]]] = {}
-        self._wished: dict[Any, str | bool] = {}
+        self._required: dict[Hashable, list[tuple[str, str | bool]]] = {}
+        self._of_terms: dict[Hashable, list[tuple[str, str | bool]]] = {}
+        self._wished: dict[Hashable, str | bool] = {}
         self._apart: dict[str, dict[str, Value]] = {}
         with np.errstate(all="ignore"):
             one = {name: space.values[name][:1] for name in space.orders}
@@ -297,8 +301,8 @@ class Solver:
                     continue
                 values = named_values(wish.names, part.chosen, self.space.problem.sizes, case)
                 try:
-                    holds = wish.holds(values, lambda x: _Truth(self._node_of("", x)))
-                    self._wished[key] = self._literal(holds.text)
+                    told = wish.told(values, lambda x: _Truth(self._node_of("", x)))
+                    self._wished[key] = self._literal(told.text)
                     part.add(member, self._wished[key])
                 except TooWideError as error:
                     part.open[member] = str(error)
@@ -386,11 +390,11 @@ class Solver:
         else:
             part.add(_CONCURRENCY, False)
 
-    def _clause(self, law: str, holds: Any) -> str | bool:
+    def _clause(self, law: str, holds: Truth) -> str | bool:
         """Return the literal of a law's clause, unless it holds everywhere or nowhere."""
         return self._literal(self._node_of(law, holds))
 
-    def _node_of(self, law: str, holds: Any) -> str:
+    def _node_of(self, law: str, holds: Truth) -> str:
         """Return the node of a number or an array that says where something holds."""
         if not isinstance(holds, np.ndarray):
             return "true" if holds else "false"
@@ -402,7 +406,7 @@ class Solver:
     def _diagram(self, table: Table) -> str:
         """Return the first node of a table's decision diagram."""
         below: list[str] = ["false", "true"]
-        places: NDArray[Any] = table.holds
+        places: Array = table.holds
         for axis in reversed(table.axes):
             rows, which = _distinct(places.reshape(-1, places.shape[-1]))
             below = [self._branch(axis, [below[i] for i in row]) for row in rows.tolist()]
@@ -460,7 +464,7 @@ def _bit(axis: int, i: int) -> str:
 _BYTE, _FEW_ROWS = 256, 1 << 16
 
 
-def _distinct(rows: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.intp]]:
+def _distinct(rows: Array) -> tuple[Array, NDArray[np.intp]]:
     """Return the different rows of numbers from 0 on, in order of their bytes, and each's place."""
     most, many = int(rows.max(initial=0)) + 1, rows.shape[1]
     if most <= _BYTE and most**many <= max(len(rows), _FEW_ROWS):  # counted, without a sort
@@ -545,9 +549,9 @@ def pipelined(
         for one in allowed
     }
     most = max(one.stages for one in variants)
-    tracked: dict[str, Any] = {}
+    tracked: dict[str, BoolRef] = {}
 
-    def rule(name: str, *clauses: Any) -> None:
+    def rule(name: str, *clauses: BoolRef) -> None:
         tracked.setdefault(name, z3.Bool(f"rule {name}", context))
         solver.add(*(z3.Implies(tracked[name], clause) for clause in clauses))
 
@@ -585,7 +589,7 @@ def pipelined(
     rules = list(tracked.values())
     names = {str(one): name for name, one in tracked.items()}
 
-    best: Any = None
+    best: ModelRef | None = None
     low, high = min(_fewest(one, statements) for one in variants), 1 << 60
     proven, bound = True, low  # at first the fewest that the units allow
     while low < high:

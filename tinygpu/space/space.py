@@ -31,9 +31,9 @@ from functools import cached_property
 from itertools import product as choices_of
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tinygpu.legality.laws import check_schedule
+from tinygpu.numbers import Integers
 from tinygpu.space.batches import Batch, Builder, Choices, Table, waits_at_mbarriers
 from tinygpu.term.machine import Value
 from tinygpu.term.schedule import Schedule
@@ -111,18 +111,18 @@ class Space(Choices):
                     found.setdefault(schedule)
         return list(found)
 
-    def schedules(self, batch: Batch, points: NDArray[np.int64]) -> list[Schedule]:
+    def schedules(self, batch: Batch, points: Integers) -> list[Schedule]:
         """Return the schedules at flat indices into a batch's axes (C order)."""
         lengths = [len(v) for v in batch.values]
         where = np.unravel_index(np.asarray(points), lengths) if lengths else ()
         table = np.stack(where, axis=-1) if lengths else np.zeros((len(points), 0), np.int64)
         return [self._schedule(batch, p) for p in table]
 
-    def schedule(self, batch: Batch, point: NDArray[np.int64]) -> Schedule:
+    def schedule(self, batch: Batch, point: Integers) -> Schedule:
         """Return the schedule at a point: an index along each of the batch's axes."""
         return self._schedule(batch, point)
 
-    def points(self, batch: Batch, rng: np.random.Generator, n: int) -> NDArray[np.int64]:
+    def points(self, batch: Batch, rng: np.random.Generator, n: int) -> Integers:
         """Return ``n`` points of a batch, uniformly and independently: (n, axes) indices."""
         return self.sums.sample(batch.tables, rng, n)
 
@@ -148,7 +148,7 @@ class Space(Choices):
             for point in self.sums.points(batch.tables):
                 yield self._schedule(batch, point)
 
-    def _schedule(self, batch: Batch, point: NDArray[np.int64]) -> Schedule:
+    def _schedule(self, batch: Batch, point: Integers) -> Schedule:
         chosen: dict[str, Value] = dict(batch.structure)
         for name, values, i in zip(batch.axes, batch.values, point, strict=True):
             chosen[name] = values[int(i)]

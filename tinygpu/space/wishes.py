@@ -32,12 +32,13 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from tinygpu.errors import WishError
-from tinygpu.space.quantities import QUANTITIES
+from tinygpu.numbers import Number, Truth
+from tinygpu.space.quantities import QUANTITIES, Named
 from tinygpu.term.machine import Machine, Value
 from tinygpu.term.operation import Problem
 
@@ -50,7 +51,7 @@ _LONGEST = 2000
 _WIDEST = 1 << 24
 """Combinations of decisions that one comparison may depend on: a tenth of a gigabyte."""
 
-_ARITHMETIC: Mapping[type[ast.AST], Any] = {
+_ARITHMETIC: Mapping[type[ast.AST], Callable[..., Number]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
@@ -59,7 +60,7 @@ _ARITHMETIC: Mapping[type[ast.AST], Any] = {
     ast.USub: operator.neg,
     ast.UAdd: lambda x: x,
 }
-_COMPARISONS: Mapping[type[ast.AST], Any] = {
+_COMPARISONS: Mapping[type[ast.AST], Callable[[Named, Named], Truth]] = {
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
     ast.Lt: operator.lt,
@@ -67,6 +68,7 @@ _COMPARISONS: Mapping[type[ast.AST], Any] = {
     ast.Gt: operator.gt,
     ast.GtE: operator.ge,
 }
+_J = TypeVar("_J")
 _MEMBERSHIP = (ast.In, ast.NotIn)
 
 
@@ -83,12 +85,15 @@ class Wish:
     names: tuple[str, ...]
     quantities: tuple[str, ...]
 
-    def holds(self, values: Mapping[str, Any], seen: Callable[[Any], Any] = lambda x: x) -> Any:
+    def holds(self, values: Mapping[str, Named]) -> Truth:
         """Say whether it holds where names have these values: ints, strings, a space's arrays.
 
-        ``seen`` gets each comparison's result before and, or and not join them.  Raises
-        TooWideError where arrays would be too large, or numbers in them.
+        Raises TooWideError where arrays would be too large, or numbers in them.
         """
+        return self.told(values, lambda x: x)
+
+    def told(self, values: Mapping[str, Named], seen: Callable[[Truth], _J]) -> _J:
+        """Return what ``seen`` makes of each comparison, joined by and, or and not."""
         return _truth(self.condition, values, seen)
 
 
@@ -244,34 +249,37 @@ def _joined(node: ast.expr) -> Iterator[ast.expr]:
             yield node
 
 
-def _truth(node: ast.expr, values: Mapping[str, Any], seen: Callable[[Any], Any]) -> Any:
+def _truth(node: ast.expr, values: Mapping[str, Named], seen: Callable[[Truth], _J]) -> _J:
     """Evaluate a condition that was checked."""
+    both: Callable[[_J, _J], _J] = operator.and_
     match node:
         case ast.BoolOp(operation, parts):
+            join: Callable[[_J, _J], _J]
             join = operator.and_ if isinstance(operation, ast.And) else operator.or_
             return reduce(join, (_truth(part, values, seen) for part in parts))
         case ast.UnaryOp(ast.Not(), operand):
-            return _truth(operand, values, seen) ^ True
+            deny: Callable[[_J, bool], _J] = operator.xor
+            return deny(_truth(operand, values, seen), True)
         case ast.Compare(left, operations, rights):
             _refuse_wide(node, values)
             pairs = zip((left, *rights), operations, rights, strict=False)
-            return reduce(operator.and_, (seen(_compared(*pair, values)) for pair in pairs))
+            return reduce(both, (seen(_compared(*pair, values)) for pair in pairs))
     raise AssertionError(node)
 
 
 def _compared(
-    left: ast.expr, operation: ast.cmpop, right: ast.expr, values: Mapping[str, Any]
-) -> Any:
+    left: ast.expr, operation: ast.cmpop, right: ast.expr, values: Mapping[str, Named]
+) -> Truth:
     one = _value(left, values)
     if isinstance(operation, _MEMBERSHIP):
         assert isinstance(right, ast.Tuple | ast.List | ast.Set)
         equal = [one == _value(value, values) for value in right.elts]
-        found: Any = reduce(operator.or_, equal, False)
+        found: Truth = reduce(operator.or_, equal, False)
         return found if isinstance(operation, ast.In) else found ^ True
     return _COMPARISONS[type(operation)](one, _value(right, values))
 
 
-def _value(node: ast.expr, values: Mapping[str, Any]) -> Any:
+def _value(node: ast.expr, values: Mapping[str, Named]) -> Any:
     """Evaluate arithmetic that was checked."""
     match node:
         case ast.Constant(value):
@@ -291,7 +299,7 @@ def _value(node: ast.expr, values: Mapping[str, Any]) -> Any:
     raise AssertionError(node)
 
 
-def _refuse_wide(node: ast.expr, values: Mapping[str, Any]) -> None:
+def _refuse_wide(node: ast.expr, values: Mapping[str, Named]) -> None:
     named = [n.id for n in ast.walk(node) if isinstance(n, ast.Name)]
     shape = np.broadcast_shapes(*(np.shape(values[name]) for name in named))
     if math.prod(shape) > _WIDEST:
@@ -301,7 +309,7 @@ def _refuse_wide(node: ast.expr, values: Mapping[str, Any]) -> None:
         )
 
 
-def _refuse_large(operation: ast.operator, one: Any, other: Any) -> None:
+def _refuse_large(operation: ast.operator, one: Number, other: Number) -> None:
     """Refuse what int64 cannot hold, where Python's integers would go on."""
     a, b = (int(np.abs(x).max()) if isinstance(x, np.ndarray) else abs(x) for x in (one, other))
     if (a * b if isinstance(operation, ast.Mult) else a + b) >= 1 << 63:

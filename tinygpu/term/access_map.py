@@ -30,12 +30,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import cast, overload
 
 import numpy as np
 
 from tinygpu.errors import ProgramError, nearest, require_kind
 from tinygpu.isa.memory import DTYPES, GMEM, REGISTERS, SMEM, TMEM, DType
+from tinygpu.numbers import Number
 from tinygpu.term.layout import Layout, Swizzle
 
 __all__ = [
@@ -105,7 +106,11 @@ class Affine:
 
     __rmul__ = __mul__
 
-    def evaluate(self, values: Mapping[str, Any]) -> Any:
+    @overload
+    def evaluate(self, values: Mapping[str, int]) -> int: ...
+    @overload
+    def evaluate(self, values: Mapping[str, Number]) -> Number: ...
+    def evaluate(self, values: Mapping[str, Number]) -> Number:
         """Evaluate with the variables' and parameters' values, and running numbers (``counted``).
 
         >>> var("tile", "trips").evaluate({"tile": 2, "trips": 3})
@@ -113,7 +118,7 @@ class Affine:
         >>> var("tile", "trips").evaluate({"tile": 2, "trips": 3, counted("tile", "trips"): 4})
         4
         """
-        total: Any = self.constant
+        total: Number = self.constant
         for name, coefficient in self.terms:
             if not isinstance(coefficient, str):
                 total = total + coefficient * values[name]
@@ -179,6 +184,16 @@ class Buffer:
     def type(self) -> DType:
         """Its data type."""
         return DTYPES[self.dtype]
+
+    @property
+    def extents(self) -> tuple[int, ...]:
+        """Its shape on chip, where no extent has a name."""
+        return cast("tuple[int, ...]", self.shape)
+
+    @property
+    def pitch(self) -> tuple[int, ...]:
+        """Its strides on chip."""
+        return cast("tuple[int, ...]", self.stride)
 
     @property
     def elements(self) -> int:
@@ -324,9 +339,11 @@ class Predicate:
         return f"{self.origin} < {self.bound}"
 
 
-def span(access: Access, values: tuple[int, ...], threads: tuple[int, ...], dimension: int) -> Any:
+def span(
+    access: Access, values: tuple[int, ...], threads: tuple[int, ...], dimension: int
+) -> Number:
     """Return how far coordinates reach in a dimension within a tile: last minus first plus one."""
-    reach: Any = 1
+    reach: Number = 1
     modes = (*zip(values, access.value, strict=True), *zip(threads, access.thread, strict=True))
     for extent, steps in modes:
         reach = reach + (extent - 1) * steps[dimension]

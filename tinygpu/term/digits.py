@@ -9,14 +9,15 @@ Source: PTX ISA 9, "wgmma.mma_async", "Register Fragments".
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import prod
-from typing import Any
+from typing import TypeVar
 
 from tinygpu.errors import ProgramError
 from tinygpu.isa.tma import boxes
 from tinygpu.isa.wgmma import COLUMN_STEPS, ROW_STEPS, THREADS
+from tinygpu.numbers import Number, Truth
 from tinygpu.term.program import Access, Do, select
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "together",
 ]
 
+_O = TypeVar("_O")
 _PAIR, _HALF = 2, 2
 _WORD, _LANE, _DEEP = 2, 4, 2  # of 16 steps of k in registers
 _DEPTH_STEPS = (1, 2, 8)  # steps of k between two values of word, lane, deep
@@ -32,7 +34,7 @@ _DEPTH_STEPS = (1, 2, 8)  # steps of k between two values of word, lane, deep
 def together(do: Do) -> Do:
     """Return what threads do together as one statement: their digits are values, the slowest."""
 
-    def one(access: Any) -> Any:
+    def one(access: _O) -> _O | Access:
         if not isinstance(access, Access):
             return access
         thread = access.thread or ((0,) * len(access.buffer.shape),) * len(do.threads)
@@ -47,7 +49,7 @@ def together(do: Do) -> Do:
     )
 
 
-def box_lines(do: Do) -> Any:
+def box_lines(do: Do) -> Number:
     """Return the lines of a box by which TMA moves a tile: all of the tile's, or an equal part."""
     return do.values[1] // boxes(do.values[1])
 
@@ -109,7 +111,7 @@ def product_of(do: Do) -> Do:
     return replace(do, values=values, threads=(), reads=(left, right, *do.reads[2:]))
 
 
-def layout_faults(do: Do) -> Iterator[tuple[Any, str]]:
+def layout_faults(do: Do) -> Iterator[tuple[Truth, str]]:
     """Yield of each digit whether it counts as the instruction lays out, and what it does not.
 
     Reads ints, and arrays over a space.
@@ -119,7 +121,7 @@ def layout_faults(do: Do) -> Iterator[tuple[Any, str]]:
     assert isinstance(y, Access)
     deep = depth_modes(do)
     extents, wanted = (*do.values[deep : deep + 2], *do.threads), (_PAIR, _HALF, *THREADS)
-    counted: Any = len(do.threads) == len(THREADS)
+    counted: Truth = len(do.threads) == len(THREADS)
     for extent, want in zip(extents, wanted, strict=False):
         counted = counted & (extent == want)
     yield counted, "digits pair, half, quad, octet, warp"
@@ -147,18 +149,18 @@ def layout_faults(do: Do) -> Iterator[tuple[Any, str]]:
         holds = holds & (extent == want)
     yield holds, "steps of k that threads hold"
     yield x.buffer.type.bytes == 2, "16 bits of a first factor in registers"
-    pitch = [_dot(step, x.buffer.stride) for step in (*x.value, *x.thread)]
-    moves: Any = (pitch[0] == 1) & (pitch[1] == 0) & (pitch[2] % 2 == 0) & (pitch[2] != 0)
+    pitch = [_dot(step, x.buffer.pitch) for step in (*x.value, *x.thread)]
+    moves: Truth = (pitch[0] == 1) & (pitch[1] == 0) & (pitch[2] % 2 == 0) & (pitch[2] != 0)
     moves = moves & (pitch[deep] == 0) & (pitch[deep + 1] % 2 == 0) & (pitch[deep + 1] != 0)
     for step in pitch[deep + 2 :]:
         moves = moves & (step == 0)
     yield moves, "pairs of a first factor in registers"
 
 
-def _apart(access: Access, extents: tuple[Any, ...]) -> Any:
+def _apart(access: Access, extents: tuple[Number, ...]) -> Truth:
     """Return whether each value has a register of its own, the modes one within another."""
-    pitches = [_dot(step, access.buffer.stride) for step in access.value]
-    holds: Any = True
+    pitches = [_dot(step, access.buffer.pitch) for step in access.value]
+    holds: Truth = True
     for i, (one, many) in enumerate(zip(pitches, extents, strict=True)):
         holds = holds & ((one > 0) | (many == 1))
         for other, count in zip(pitches[:i], extents[:i], strict=True):
@@ -167,30 +169,30 @@ def _apart(access: Access, extents: tuple[Any, ...]) -> Any:
     return holds
 
 
-def _depth(y: Access) -> tuple[Any, ...]:
+def _depth(y: Access) -> tuple[Number, ...]:
     """Return of a swizzled tile what a step in each dimension is in k, by the first mode of k."""
     by_k = y.value[0][1] != 0
-    return (select(by_k, 0, 1), select(by_k, 1, 0), select(by_k, y.buffer.shape[1], 0))
+    return (select(by_k, 0, 1), select(by_k, 1, 0), select(by_k, y.buffer.extents[1], 0))
 
 
-def _line(access: Access, mode: int) -> tuple[Any, ...]:
+def _line(access: Access, mode: int) -> tuple[Number, ...]:
     """Return of a swizzled tile what a step in each dimension is in rows, or in columns."""
     by_k = access.value[mode][1] != 0
-    return (select(by_k, 1, 0), select(by_k, 0, 1), select(by_k, 0, access.buffer.shape[1]))
+    return (select(by_k, 1, 0), select(by_k, 0, 1), select(by_k, 0, access.buffer.extents[1]))
 
 
-def _steps(access: Access, deep: int, weights: tuple[Any, ...]) -> list[Any]:
+def _steps(access: Access, deep: int, weights: tuple[Number, ...]) -> list[Number]:
     """Return the steps of pair, half, the digits of threads, and groups."""
     pair, half, *groups = access.value[deep:]
     return [_dot(steps, weights) for steps in (pair, half, *access.thread, *groups)]
 
 
-def _dot(steps: tuple[Any, ...], weights: tuple[Any, ...]) -> Any:
+def _dot(steps: tuple[Number, ...], weights: tuple[Number, ...]) -> Number:
     return sum((s * w for s, w in zip(steps, weights, strict=True)), 0)
 
 
-def _equal(got: Any, want: Any, extents: Any) -> Any:
-    holds: Any = True
+def _equal(got: Sequence[Number], want: Sequence[Number], extents: Sequence[Number]) -> Truth:
+    holds: Truth = True
     for one, other, extent in zip(got, want, extents, strict=True):
         holds = holds & ((one == other) | (extent == 1))
     return holds

@@ -45,16 +45,17 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from inspect import signature
-from typing import Any, NoReturn
+from typing import Any, NoReturn, overload
 
 import numpy as np
 
 from tinygpu.errors import OperationError, nearest
-from tinygpu.isa.algebra import FLOATS, OPERATORS, Algebra
+from tinygpu.isa.algebra import FLOATS, OPERATORS, Algebra, Operator
+from tinygpu.numbers import Array, Integers, Number
 
 __all__ = [
     "DEEPEST",
@@ -63,10 +64,12 @@ __all__ = [
     "OPERATORS",
     "TAKES",
     "Apply",
+    "Bounds",
     "Constant",
     "Expression",
     "Index",
     "Value",
+    "Values",
     "alike",
     "apply",
     "bounds",
@@ -76,29 +79,34 @@ __all__ = [
     "value",
 ]
 
+Ends = Sequence[int] | Array
+Values = Mapping[str, Number | Sequence[int]]
+"""Numbers by name, and the arrays that lookups read."""
 
-def _element_at(array: Any, index: Any) -> Any:
+
+def _element_at(array: Ends, index: Number) -> Number:
     """Return elements of an array of integers, 0 before its first; ``index`` is clipped."""
     data = np.asarray(array, np.int64)
     found = np.where(np.asarray(index) < 0, 0, data[np.clip(index, 0, len(data) - 1)])
     return found if found.ndim else int(found)
 
 
-def _blocks_until(array: Any, block: Any) -> Any:
+def _blocks_until(array: Ends, block: Number) -> Integers:
     """Return how many blocks of so many rows there are up to each group's end, it included."""
     ends = np.asarray(array, np.int64)
     rows = np.diff(ends, prepend=0)
-    return np.cumsum(-(-rows // np.expand_dims(block, -1)), axis=-1)
+    until: Integers = np.cumsum(-(-rows // np.expand_dims(block, -1)), axis=-1)
+    return until
 
 
-def _slot_group(array: Any, count: Any, block: Any, slot: Any) -> Any:
+def _slot_group(array: Ends, count: Number, block: Number, slot: Number) -> Number:
     """Return how many groups end before a slot, at most all but one."""
     found = (_blocks_until(array, block) <= np.expand_dims(slot, -1)).sum(-1)
     found = np.minimum(found, count - 1)
     return found if found.ndim else int(found)
 
 
-def _slots_before(array: Any, block: Any, group: Any) -> Any:
+def _slots_before(array: Ends, block: Number, group: Number) -> Number:
     """Return how many slots the groups before one have."""
     until = _blocks_until(array, block)
     before = np.concatenate([np.zeros_like(until[..., :1]), until], axis=-1)
@@ -109,7 +117,7 @@ def _slots_before(array: Any, block: Any, group: Any) -> Any:
     return found if found.ndim else int(found)
 
 
-LOOKUPS: Mapping[str, Callable[..., Any]] = {
+LOOKUPS: Mapping[str, Operator] = {
     "element": _element_at, "slot_group": _slot_group, "slots_before": _slots_before
 }  # fmt: skip
 """What reads an array of integers, by name; the array is the first argument."""
@@ -161,7 +169,7 @@ class Expression:
     def __neg__(self) -> Apply:
         return apply("neg", self)
 
-    def ceildiv(self, other: Expression | int) -> Apply:
+    def ceildiv(self, other: Expression | float) -> Apply:
         """Return the quotient rounded up (for sizes)."""
         return apply("ceildiv", self, other)
 
@@ -182,7 +190,13 @@ class Expression:
                 yield argument  # most are: without a generator for each
         yield self
 
-    def evaluate(self, values: Mapping[str, Any], algebra: Algebra = FLOATS) -> Any:
+    @overload
+    def evaluate(self, values: Mapping[str, int], algebra: Algebra = FLOATS) -> int: ...
+    @overload
+    def evaluate(self, values: Mapping[str, Array], algebra: Algebra = FLOATS) -> Array: ...
+    @overload
+    def evaluate(self, values: Values, algebra: Algebra = FLOATS) -> Number: ...
+    def evaluate(self, values: Values, algebra: Algebra = FLOATS) -> Number:
         """Evaluate with ``values`` (scalars or arrays that broadcast), in an algebra.
 
         An int and an array of coordinates are integers, which the algebra gives a meaning.  Raises
@@ -190,28 +204,32 @@ class Expression:
         """
         match self:
             case Constant(number):
-                return algebra.number(number)
+                found: Number = algebra.number(number)
             case Value() | Index():
                 name = str(self)
                 if name not in values:
                     raise OperationError(
                         f"expression {self}: no value {name}; given {list(values)}"
                     )
-                return _element(values[name], algebra)
+                found = _element(values[name], algebra)
             case Apply(operator, (array, *places)) if operator in LOOKUPS:
                 if str(array) not in values:
                     raise OperationError(f"expression {self}: no array {array} is given")
                 numbers = (a.evaluate(values) for a in places)
-                return LOOKUPS[operator](values[str(array)], *numbers)
+                found = LOOKUPS[operator](values[str(array)], *numbers)
             case Apply(operator, arguments) if operator in _CONDITIONS:
-                return OPERATORS[operator](*(a.evaluate(values, INTEGERS) for a in arguments))
+                found = OPERATORS[operator](*(a.evaluate(values, INTEGERS) for a in arguments))
             case Apply(operator, arguments):
-                return algebra.operators[operator](
+                found = algebra.operators[operator](
                     *(a.evaluate(values, algebra) for a in arguments)
                 )
-        raise AssertionError(self)
+            case _:
+                raise AssertionError(self)
+        return found
 
-    def rounded(self, values: Mapping[str, Any], errors: Mapping[str, Any]) -> tuple[Any, Any]:
+    def rounded(
+        self, values: Mapping[str, Number], errors: Mapping[str, Number]
+    ) -> tuple[Number, Number]:
         """Return its value and S: to first order, rounding by u moves it by at most u S.
 
         Each operator rounds its result, and passes on what its arguments are off by; ``errors``
@@ -231,7 +249,7 @@ class Expression:
             case Apply("where", (condition, *arguments)):
                 chosen = condition.evaluate(values)
                 one, other = (a.rounded(values, errors) for a in arguments)
-                return tuple(np.where(chosen, *pair) for pair in zip(one, other, strict=True))
+                return np.where(chosen, one[0], other[0]), np.where(chosen, one[1], other[1])
             case Apply(operator, arguments):
                 function = OPERATORS[operator]
                 pairs = [a.rounded(values, errors) for a in arguments]
@@ -240,7 +258,7 @@ class Expression:
                     result = function(*given)
                     error = np.abs(result)
                     if operator in ("max", "min"):
-                        error = error + np.maximum(*(off for _, off in pairs))
+                        error = error + np.maximum(pairs[0][1], pairs[1][1])
                         pairs = []
                     for i, (here, off) in enumerate(pairs):
                         if np.ndim(off) or off:
@@ -400,7 +418,7 @@ def alike(one: Expression, other: Expression) -> bool:
     return isinstance(one, Value | Index) and one == other
 
 
-Bounds = tuple[Any, Any]
+Bounds = tuple[Number, Number]
 
 
 def bounds(expression: Expression, values: Mapping[str, Bounds]) -> Bounds:
@@ -456,12 +474,12 @@ def _bounded(operator: str, ends: list[Bounds]) -> Bounds:
             return -math.inf, math.inf
 
 
-def _lower(a: Any, b: Any) -> Any:
+def _lower(a: Number, b: Number) -> Number:
     """Return the smaller one, of ints or of arrays."""
     return np.minimum(a, b) if isinstance(a, np.ndarray) or isinstance(b, np.ndarray) else min(a, b)
 
 
-def _higher(a: Any, b: Any) -> Any:
+def _higher(a: Number, b: Number) -> Number:
     """Return the larger one, of ints or of arrays."""
     return np.maximum(a, b) if isinstance(a, np.ndarray) or isinstance(b, np.ndarray) else max(a, b)
 

@@ -32,8 +32,6 @@ Source: DeepGEMM's and CUTLASS's schedulers, which walk the groups one after ano
 
 from __future__ import annotations
 
-from typing import Any
-
 from tinygpu.term.expression import Expression, alike, apply, value
 from tinygpu.term.operation import Groups
 
@@ -43,12 +41,12 @@ GROUP, FIRST, END = "which", "first", "end"
 """Tile values: the group of a slot, the first of its rows, and the end of the group's rows."""
 
 
-def slots(groups: Groups, block: Any) -> Expression:
+def slots(groups: Groups, block: float) -> Expression:
     """Return how many slots there are, ``M // block + G``."""
     return (value(groups.rows) + 1).ceildiv(block) - 1 + value(groups.axis)
 
 
-def slot_values(groups: Groups, slot: str, block: Any) -> dict[str, Expression]:
+def slot_values(groups: Groups, slot: str, block: float) -> dict[str, Expression]:
     """Return the values of a tile in the slot that a variable of the grid counts."""
     group = apply("slot_group", value(groups.ends), value(groups.axis), block, value(slot))
     own = value(GROUP)
@@ -59,7 +57,7 @@ def slot_values(groups: Groups, slot: str, block: Any) -> dict[str, Expression]:
     return {GROUP: group, END: end, FIRST: apply("min", first, value(END))}
 
 
-def cuts_groups(groups: Groups, slot: str, block: Any, values: dict[str, Expression]) -> bool:
+def cuts_groups(groups: Groups, slot: str, block: float, values: dict[str, Expression]) -> bool:
     """Say whether tile values are those of slots of ``block`` rows, so that the lemma holds."""
     wanted = slot_values(groups, slot, block)
     return all(n in values and alike(values[n], e) for n, e in wanted.items())

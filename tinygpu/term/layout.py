@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import Any, TypeAlias, cast, overload
+from typing import TypeAlias, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +30,7 @@ from tinygpu.errors import TinyGpuError
 
 __all__ = ["Coordinate", "Integers", "Layout", "LayoutError", "Swizzle"]
 
-Integers: TypeAlias = NDArray[np.integer[Any]]
+Integers: TypeAlias = NDArray[np.integer]
 Coordinate: TypeAlias = "int | Integers | tuple[int | Integers, ...]"
 Offsets: TypeAlias = NDArray[np.int64]
 
@@ -66,10 +66,11 @@ class Swizzle:
     def __call__(self, offset: Integers) -> Offsets: ...
     def __call__(self, offset: int | Integers) -> int | Offsets:
         """Swizzle a non-negative offset, or an array of them."""
-        x: Any = np.asarray(offset, np.int64) if isinstance(offset, np.ndarray) else offset
+        x: int | Offsets
+        x = np.asarray(offset, np.int64) if isinstance(offset, np.ndarray) else offset
         masked = x & ((1 << self.bits) - 1) << (self.base + max(0, self.shift))
         moved = masked >> self.shift if self.shift >= 0 else masked << -self.shift
-        return cast("int | Offsets", x ^ moved)
+        return x ^ moved
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,19 +122,20 @@ class Layout:
         digits = each if isinstance(coord, tuple) else self._digits(coord)
         parts = (self._at(c) * d for c, d in zip(digits, self.stride, strict=True))
         offset = sum(parts, start=0)
-        return self.swizzle(offset) if self.swizzle else cast("int | Offsets", offset)
+        return self.swizzle(offset) if self.swizzle else offset
 
-    def _digits(self, index: int | Integers) -> list[Any]:
-        rest, digits = self._at(index), []
+    def _digits(self, index: int | Integers) -> list[int | Offsets]:
+        rest, digits = self._at(index), list[int | Offsets]()
         for s in self.shape:
             digits.append(rest % s)
             rest = rest // s
         return digits
 
     @staticmethod
-    def _at(coordinate: int | Integers) -> Any:
-        array = isinstance(coordinate, np.ndarray)
-        return np.asarray(coordinate, np.int64) if array else coordinate
+    def _at(coordinate: int | Integers) -> int | Offsets:
+        if isinstance(coordinate, np.ndarray):
+            return np.asarray(coordinate, np.int64)
+        return coordinate
 
     @property
     def size(self) -> int:

@@ -37,12 +37,13 @@ from functools import cached_property, reduce
 from operator import and_
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Self, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar, cast, overload
 
 from tinygpu.errors import MachineError, OperationError, ScheduleError, nearest
 from tinygpu.isa.instruction import Instruction
 from tinygpu.isa.instructions import INSTRUCTIONS
 from tinygpu.isa.memory import Level
+from tinygpu.numbers import Number, Truth
 from tinygpu.term.builder import Kernel, trace
 from tinygpu.term.operation import ACC, Operation, is_matmul
 from tinygpu.term.orders import Orders
@@ -71,10 +72,11 @@ __all__ = [
 ]
 
 Value = int | str
+_V = TypeVar("_V", bound=Value, covariant=True)
 _SHOWN = 24  # values of a decision in a line
 
 
-class Choice:
+class Choice(Generic[_V]):
     """A decision: the values that a schedule may choose from, in order.
 
     ``before``: what schedules chose that were written when there was no such decision.  ``orders``
@@ -84,10 +86,10 @@ class Choice:
 
     def __init__(
         self,
-        *values: Value,
+        *values: _V,
         structural: bool = False,
         meaning: str = "",
-        before: Value | None = None,
+        before: _V | None = None,
         orders: Callable[[], Orders] | None = None,
     ) -> None:
         self._given = values
@@ -100,9 +102,9 @@ class Choice:
             _ = self.values  # what is wrong is said where it is written
 
     @cached_property
-    def values(self) -> tuple[Value, ...]:
+    def values(self) -> tuple[_V, ...]:
         """What a schedule may choose.  Raises MachineError for none, or for equal ones."""
-        values = self.orders().values if self.orders else self._given
+        values = cast("tuple[_V, ...]", self.orders().values) if self.orders else self._given
         if strange := [value for value in values if type(value) not in (int, str)]:
             raise MachineError(
                 f"decision with values {values}: {strange[0]!r} is no int and no str"
@@ -119,10 +121,10 @@ class Choice:
         self.name = name
 
     @overload
-    def __get__(self, instance: None, owner: type | None = None) -> Choice: ...
+    def __get__(self, instance: None, owner: type | None = None) -> Self: ...
     @overload
-    def __get__(self, instance: object, owner: type | None = None) -> Any: ...
-    def __get__(self, instance: object, owner: type | None = None) -> Any:
+    def __get__(self, instance: object, owner: type | None = None) -> _V: ...
+    def __get__(self, instance: object, owner: type | None = None) -> Self | _V:
         """Return the decision; while ``forward`` is traced its value hides it in the instance."""
         return self
 
@@ -151,9 +153,9 @@ class Measured:
     numbers: Mapping[tuple[Value, ...], int]
     source: str
 
-    def at(self, choose: Any) -> Any:
+    def at(self, choose: Chosen) -> Number:
         """Return the number of what is chosen, an int or an array; 0 where nothing is measured."""
-        chosen = [getattr(choose, name) for name in self.decisions]
+        chosen: list[Number] = [getattr(choose, name) for name in self.decisions]
         return sum(
             reduce(and_, (one == value for one, value in zip(chosen, values, strict=True))) * n
             for values, n in self.numbers.items()
@@ -163,7 +165,7 @@ class Measured:
 class Chosen:
     """What was chosen for each decision, as attributes: values, or arrays of them."""
 
-    def __init__(self, values: Mapping[str, Any]) -> None:
+    def __init__(self, values: Mapping[str, object]) -> None:
         self.__dict__.update(values)
 
     def __getattr__(self, name: str) -> Any:
@@ -175,7 +177,7 @@ class Requirement:
     """A machine's own law: a name, whether it holds (a bool or an array), a sentence, a mend."""
 
     name: str
-    holds: Any
+    holds: Truth
     sentence: str
     mend: str
 
@@ -211,21 +213,21 @@ class Machine(ABC):
         """Say what the kernel does, by calls of ``k``; decisions are attributes of ``self``."""
         raise MachineError(f"machine {self.name}: says nothing; write forward(self, k)")
 
-    def chosen(self, choose: Any) -> Self:
+    def chosen(self, choose: Chosen) -> Self:
         """Return the machine with the decisions ``choose.<name>`` as attributes."""
         chosen = copy.copy(self)
         vars(chosen).update({name: getattr(choose, name) for name in self.decisions()})
         return chosen
 
-    def program(self, operation: Operation, choose: Any) -> Program:
+    def program(self, operation: Operation, choose: Chosen) -> Program:
         """Build the term of ``operation`` under the decisions ``choose.<name>``."""
         return trace(self.entry or self.name, self.chosen(choose).forward, operation)
 
-    def plan(self, operation: Operation, choose: Any) -> Plan | None:
+    def plan(self, operation: Operation, choose: Chosen) -> Plan | None:
         """Build several kernels, if it takes several; else None."""
         return None
 
-    def term(self, operation: Operation, choose: Any) -> Term:
+    def term(self, operation: Operation, choose: Chosen) -> Term:
         """Build the plan or the term, as ``plan`` or ``program`` does, of its own instructions.
 
         Raises MachineError for a term that uses an instruction that the machine does not list, or
@@ -249,11 +251,11 @@ class Machine(ABC):
                     )
         return built
 
-    def requires(self, operation: Operation, choose: Any) -> tuple[Requirement, ...]:
+    def requires(self, operation: Operation, choose: Chosen) -> tuple[Requirement, ...]:
         """Return the machine's own laws (none by default)."""
         return ()
 
-    def requirements(self, operation: Operation, choose: Any) -> tuple[Requirement, ...]:
+    def requirements(self, operation: Operation, choose: Chosen) -> tuple[Requirement, ...]:
         """Return what ``requires`` gives.  Raises MachineError where that is no tuple of them."""
         found = self.requires(operation, choose)
         if not isinstance(found, tuple) or not all(isinstance(r, Requirement) for r in found):
@@ -335,9 +337,9 @@ class Machine(ABC):
         return (*self.spread, *orders) if self.spread else ()
 
     @classmethod
-    def decisions(cls) -> dict[str, Choice]:
+    def decisions(cls) -> dict[str, Choice[Value]]:
         """Return the decisions by name, in order of declaration."""
-        found: dict[str, Choice] = {}
+        found: dict[str, Choice[Value]] = {}
         for parent in reversed(cls.__mro__):
             found |= {n: c for n, c in vars(parent).items() if isinstance(c, Choice)}
         return found

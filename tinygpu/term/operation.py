@@ -44,11 +44,11 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tinygpu.errors import OperationError, nearest, require_kind, require_names
 from tinygpu.isa.algebra import FLOATS, Algebra
 from tinygpu.isa.memory import ARRAY_DTYPES, DTYPES
+from tinygpu.numbers import Array, Floats, Integers, Number
 from tinygpu.term.expression import (
     INTEGERS,
     Apply,
@@ -464,11 +464,11 @@ class Operation:
 
     def reference(
         self,
-        inputs: Mapping[str, NDArray[Any]],
+        inputs: Mapping[str, Array],
         scalars: Mapping[str, float] | None = None,
         algebra: Algebra = FLOATS,
         off: Mapping[str, float] = MappingProxyType({}),
-    ) -> dict[str, NDArray[np.float64]]:
+    ) -> dict[str, Floats]:
         """Compute in float64; returns the outputs and, of each, what errors are relative to.
 
         That is S, under "scale of c" for an output c: to first order, rounding every number on the
@@ -483,7 +483,7 @@ class Operation:
         sizes = self.sizes({n: x.shape for n, x in exact.items()})
         if missing := [a for a in self.axes if a not in sizes]:
             raise self._error(f"no input has the axis {missing[0]}; its size is not known")
-        found: dict[str, Any] = {}
+        found: dict[str, Floats] = {}
         points, _ = _spans(self)
         host = all(isinstance(x, np.ndarray) for x in exact.values())
         for block in self._blocks(sizes, _BLOCK if host else _LAUNCHED_BLOCK):
@@ -505,11 +505,11 @@ class Operation:
     def _of_groups(
         self,
         groups: Groups,
-        inputs: Mapping[str, NDArray[Any]],
+        inputs: Mapping[str, Array],
         scalars: Mapping[str, float] | None,
         algebra: Algebra,
         off: Mapping[str, float],
-    ) -> dict[str, NDArray[np.float64]]:
+    ) -> dict[str, Floats]:
         """Compute group by group: of each its rows, and what has the axis of groups at it."""
         if groups.ends not in inputs:
             raise self._error(f"no input {groups.ends}; give the groups' ends")
@@ -519,7 +519,7 @@ class Operation:
         plain = replace(self, groups=None, axes=tuple(a for a in self.axes if a != groups.axis),
                         inputs=tuple(replace(o, axes=tuple(a for a in o.axes if a != groups.axis))
                                      for o in self.inputs))  # fmt: skip
-        found: dict[str, Any] = {}
+        found: dict[str, Floats] = {}
         for group, (start, end) in enumerate(zip((0, *ends), ends, strict=False)):
             if start == end:
                 continue
@@ -563,27 +563,27 @@ class Operation:
 
     def _of_block(
         self,
-        inputs: Mapping[str, NDArray[Any]],
+        inputs: Mapping[str, Array],
         block: Mapping[str, tuple[int, int]],
         points: Sequence[frozenset[str] | None],
         numbers: Mapping[str, float],
         algebra: Algebra,
         off: Mapping[str, float],
-    ) -> list[tuple[Any, Any]]:
+    ) -> list[tuple[Number, Number]]:
         """Return a block of each output, and its S.
 
         ``points``: the axes of each reduction's points, None if it is contracted; ``numbers``:
         sizes and scalars.
         """
         extents = {a: stop - start for a, (start, stop) in block.items()}
-        values: dict[str, Any] = {**numbers}
+        values: dict[str, Number] = {**numbers}
         values |= {o.name: self._spread(o.axes, inputs[o.name]) for o in self.inputs}
-        like, errors = inputs[self.inputs[0].name], dict[str, Any]()
+        like, errors = inputs[self.inputs[0].name], dict[str, Number]()
         for axis in self.axes:
             values[str(Index(axis))] = self._spread((axis,), np.arange(*block[axis], like=like))
 
         @cache  # attention's weights are in two sums
-        def at(expression: Expression) -> tuple[Any, Any]:
+        def at(expression: Expression) -> tuple[Number, Number]:
             if algebra.exact:
                 return expression.evaluate(values, algebra), 0.0
             return expression.rounded(values, errors)
@@ -613,13 +613,14 @@ class Operation:
         found = []
         for output, epilogue in self.results:
             gone = tuple(i for i, a in enumerate(self.axes) if a not in output.axes)
+            ends: tuple[Any, Any] = at(epilogue)  # of CuPy, too
             result, scale = (
-                x.squeeze(axis=gone) if np.ndim(x) == len(self.axes) else x for x in at(epilogue)
+                x.squeeze(axis=gone) if np.ndim(x) == len(self.axes) else x for x in ends
             )
             found.append((result, scale))
         return found
 
-    def _spread(self, axes: tuple[str, ...], array: NDArray[Any]) -> NDArray[Any]:
+    def _spread(self, axes: tuple[str, ...], array: Array) -> Array:
         """Give an array the axes of the operation, in order, length 1 where it has none."""
         order = [axes.index(a) for a in self.axes if a in axes]
         shape = [array.shape[axes.index(a)] if a in axes else 1 for a in self.axes]
@@ -667,11 +668,11 @@ def _true_points(condition: Expression, axes: Sequence[str], sizes: Mapping[str,
     6
     """
     *outer, inner = axes
-    values: dict[str, Any] = dict(sizes)
+    values: dict[str, Number] = dict(sizes)
     places = np.ix_(*(np.arange(sizes[a]) for a in outer))
     values |= {str(Index(a)): place for a, place in zip(outer, places, strict=True)}
-    low: Any = np.zeros([sizes[a] for a in outer], np.int64)
-    high: Any = low + sizes[inner] - 1
+    low: Integers = np.zeros([sizes[a] for a in outer], np.int64)
+    high: Integers = low + sizes[inner] - 1
     for compared in comparisons(condition):
         strict = int(compared.operator == "lt")
         left = apply("sub", *compared.arguments[::-1]) - strict  # true where it is 0 or more
@@ -688,7 +689,7 @@ def _true_points(condition: Expression, axes: Sequence[str], sizes: Mapping[str,
     return int(np.maximum(high - low + 1, 0).sum())
 
 
-def _contracted(factors: Sequence[Any], over: tuple[int, ...], algebra: Algebra) -> Any:
+def _contracted(factors: Sequence[Number], over: tuple[int, ...], algebra: Algebra) -> Number:
     """Sum products of factors over dimensions; the pair with the smallest product goes first.
 
     Factors have all dimensions, each of its length or 1; the result has length 1 where it is
@@ -723,7 +724,7 @@ def _multiplied(a: Any, b: Any, over: Sequence[int], algebra: Algebra) -> Any:
     batch = [d for d in outer if a.shape[d] == b.shape[d]]
     rows, columns = ([d for d in outer if d not in batch and x.shape[d] == 1] for x in (b, a))
 
-    def matrices(x: Any, one: list[int], other: list[int], absent: list[int]) -> Any:
+    def matrices(x: Array, one: list[int], other: list[int], absent: list[int]) -> Array:
         lengths = [math.prod(x.shape[d] for d in group) for group in (batch, one, other)]
         return x.transpose(*batch, *one, *other, *absent).reshape(lengths)
 
@@ -734,7 +735,7 @@ def _multiplied(a: Any, b: Any, over: Sequence[int], algebra: Algebra) -> Any:
     return product.reshape(shape).transpose([order.index(d) for d in range(a.ndim)])
 
 
-def _contracted_error(pairs: Sequence[tuple[Any, Any]], over: tuple[int, ...]) -> Any:
+def _contracted_error(pairs: Sequence[tuple[Number, Number]], over: tuple[int, ...]) -> Number:
     """Return S of a contraction: each product rounds, each factor passes on what it is off by."""
     sizes = [np.abs(x) for x, _ in pairs]
     total = (len(pairs) - 1) * _contracted(sizes, over, FLOATS)
@@ -797,7 +798,7 @@ class Problem:
         """
         require_kind("problem: operation", operation, Operation, OperationError)
         order = {a: i for i, a in enumerate(operation.axes)}
-        ends: Any = sizes.pop(operation.groups.ends, ()) if operation.groups else ()
+        ends = sizes.pop(operation.groups.ends, ()) if operation.groups else ()
         return Problem(
             operation,
             tuple(sorted(sizes.items(), key=lambda item: order.get(item[0], len(order)))),

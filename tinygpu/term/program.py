@@ -33,11 +33,12 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from tinygpu.errors import ProgramError, nearest
+from tinygpu.numbers import Number, Truth
 from tinygpu.term.access_map import (
     Access,
     Affine,
@@ -51,7 +52,7 @@ from tinygpu.term.access_map import (
     span,
     var,
 )
-from tinygpu.term.expression import TAKES, Expression, Value, alike, bounds, lookups
+from tinygpu.term.expression import TAKES, Bounds, Expression, Value, alike, bounds, lookups
 from tinygpu.term.operation import LARGEST_SIZE, Operation
 from tinygpu.term.statement import (
     Arrive,
@@ -116,6 +117,8 @@ __all__ = [
     "walk",
     "walked",
 ]
+
+_N = TypeVar("_N", bool, int, Truth, Number)
 
 
 Values = Mapping[str, tuple[str, ...]]  # tile values in scope, each with the variables of its loop
@@ -526,13 +529,13 @@ class Program:
             values[name] = known[name] if name in known else expression.evaluate(values)
         return values
 
-    def least_values(self) -> dict[str, Any]:
+    def least_values(self) -> dict[str, Number]:
         """Return what each size, parameter and tile value is at least, whatever the sizes.
 
         It is what the expressions prove, so that a parameter may never be as small; it may be
         negative.
         """
-        ends: dict[str, tuple[Any, Any]] = dict.fromkeys(self.operation.axes, (1, LARGEST_SIZE))
+        ends: dict[str, Bounds] = dict.fromkeys(self.operation.axes, (1, LARGEST_SIZE))
         ends |= {o.name: (0, LARGEST_SIZE) for o in self.operation.indices}
         for name, expression in self.parameters:
             ends[name] = bounds(expression, ends)
@@ -542,9 +545,9 @@ class Program:
             found[name] = least
         return found
 
-    def value_bounds(self, ends: Mapping[str, tuple[Any, Any]]) -> dict[str, tuple[Any, Any]]:
+    def value_bounds(self, ends: Mapping[str, Bounds]) -> dict[str, Bounds]:
         """Return bounds of each tile value, given those of sizes, parameters and the grid."""
-        found: dict[str, tuple[Any, Any]] = {}
+        found: dict[str, Bounds] = {}
         for name, expression in self.tile_values.items():
             found[name] = bounds(expression, {**ends, **found})
         return found
@@ -556,12 +559,12 @@ class Program:
             return {}
         extents = self.grid_extents(sizes)
         places = np.indices(extents).reshape(len(extents), -1)
-        known: dict[str, Any] = dict(self.parameter_values(sizes))
+        known: dict[str, Number] = dict(self.parameter_values(sizes))
         known |= {axis.var: place for axis, place in zip(self.grid, places, strict=True)}
         many = places.shape[1]
         for name, expression in found.items():
             known[name] = np.broadcast_to(expression.evaluate(known), many)
-        return {name: [int(x) for x in known[name]] for name in found}
+        return {name: np.asarray(known[name]).tolist() for name in found}
 
     def grid_extents(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """Return how many CTAs stand along each axis of the grid."""
@@ -645,14 +648,14 @@ def _placing(statement: Statement) -> Iterator[tuple[str, int | str]]:
         yield from form.terms
 
 
-def _below(number: Any, least: int) -> bool:
+def _below(number: Number, least: int) -> bool:
     """Say whether a number is too small; of a space: in every schedule."""
     return number < least if isinstance(number, int) else bool(np.all(number < least))
 
 
 def _fault(statement: Statement) -> str:
     """Say what is wrong with a statement by itself; "" if nothing is."""
-    counts: tuple[tuple[str, Any, int], ...] = ()
+    counts: tuple[tuple[str, Number, int], ...] = ()
     if isinstance(statement, Do):
         counts = (("vector", statement.vector, 1),)
         if statement.lanes is not None:
@@ -735,11 +738,11 @@ def _loads(statement: Do | Exit) -> bool:
     return isinstance(statement, Do) and statement.instruction.loads
 
 
-def select(condition: Any, then: Any, otherwise: Any) -> Any:
+def select(condition: Truth, then: _N, otherwise: _N) -> _N:
     """Return ``then`` where the condition holds, else ``otherwise``: ints or arrays."""
     if isinstance(condition, bool | np.bool_):
         return then if condition else otherwise
-    return np.where(condition, then, otherwise)
+    return np.where(condition, then, otherwise)  # type: ignore[return-value]  # numbers of a term
 
 
 def buffers_of(body: Body) -> tuple[Buffer, ...]:

@@ -24,9 +24,8 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from tinygpu.document import document, fields_of, shown
+from tinygpu.document import Fields, Json, document, fields_of, shown
 from tinygpu.errors import (
     DocumentError,
     MachineError,
@@ -187,11 +186,11 @@ def _unknown(name: str, machine: str, known: Mapping[str, object]) -> ScheduleEr
     return ScheduleError(f"decision {name}: not one of {machine}'s; {nearest(name, known)}")
 
 
-def _operation_to_tree(operation: Operation) -> dict[str, Any]:
-    def operand(o: Operand) -> list[Any]:
+def _operation_to_tree(operation: Operation) -> dict[str, Json]:
+    def operand(o: Operand) -> Json:
         return [o.name, list(o.axes), o.dtype]
 
-    def reduction(r: Reduction) -> list[Any]:
+    def reduction(r: Reduction) -> Json:
         return [r.name, r.operator, _expression_to_tree(r.expression), list(r.over)]
 
     further = [[operand(o), _expression_to_tree(e)] for o, e in operation.further]
@@ -209,23 +208,23 @@ def _operation_to_tree(operation: Operation) -> dict[str, Any]:
     }
 
 
-def _operation_from_tree(tree: Any) -> Operation:
+def _operation_from_tree(tree: object) -> Operation:
     if isinstance(tree, dict) and "combine" in tree:
         tree = _renewed(fields_of(tree, "operation", _OLD, _BEFORE))
     parts = fields_of(tree, "operation", _OPERATION, _FURTHER)
 
-    def names(listed: Any, what: str) -> tuple[str, ...]:
+    def names(listed: object, what: str) -> tuple[str, ...]:
         if not isinstance(listed, list) or not all(isinstance(name, str) for name in listed):
             raise DocumentError(f"operation: {what} are {shown(listed)}; give a list of names")
         return tuple(listed)
 
-    def operand(o: Any) -> Operand:
+    def operand(o: object) -> Operand:
         match o:
             case [str(name), axes, str(dtype)]:
                 return Operand(name, names(axes, f"axes of {name}"), dtype)
         raise DocumentError(f"operation: operand {shown(o)}; give [name, [axes], type]")
 
-    def reduction(r: Any) -> Reduction:
+    def reduction(r: object) -> Reduction:
         match r:
             case [str(name), str(operator), expression, over]:
                 made = _expression_from_tree(expression)
@@ -234,7 +233,7 @@ def _operation_from_tree(tree: Any) -> Operation:
             f"operation: reduction {shown(r)}; give [name, operator, expression, [axes]]"
         )
 
-    def result(pair: Any) -> tuple[Operand, Expression]:
+    def result(pair: object) -> tuple[Operand, Expression]:
         match pair:
             case [output, epilogue]:
                 return operand(output), _expression_from_tree(epilogue)
@@ -263,7 +262,7 @@ def _operation_from_tree(tree: Any) -> Operation:
     return operation
 
 
-def _renewed(old: dict[str, Any]) -> dict[str, Any]:
+def _renewed(old: Fields) -> dict[str, Json]:
     """Return an operation as it is written now.
 
     It was written with ``combine``, which the sum acc over ``reduced`` axes was of, and reductions
@@ -271,7 +270,7 @@ def _renewed(old: dict[str, Any]) -> dict[str, Any]:
     """
     combine, over, before = (old.pop(n, ()) for n in ("combine", "reduced", "before"))
 
-    def put(tree: Any) -> Any:
+    def put(tree: Json) -> Json:
         if isinstance(tree, list):
             return [tree[0], *map(put, tree[1:])] if tree else tree
         return combine if tree == "acc" else tree
@@ -283,7 +282,7 @@ def _renewed(old: dict[str, Any]) -> dict[str, Any]:
     return {**old, "reductions": listed}
 
 
-def _expression_to_tree(expression: Expression) -> Any:
+def _expression_to_tree(expression: Expression) -> Json:
     """Write a name as a string, a constant as a number, an operator as a list."""
     match expression:
         case Value(name):
@@ -299,7 +298,7 @@ def _expression_to_tree(expression: Expression) -> Any:
     raise AssertionError(expression)
 
 
-def _expression_from_tree(tree: Any, depth: int = 0) -> Expression:
+def _expression_from_tree(tree: object, depth: int = 0) -> Expression:
     match tree:
         case _ if depth > DEEPEST:
             raise DocumentError(f"operation: an expression of more than {DEEPEST} levels")

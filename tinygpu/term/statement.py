@@ -45,7 +45,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, NamedTuple, Self, get_args
+from typing import ClassVar, Literal, NamedTuple, Self, get_args, overload
 
 from tinygpu.errors import ProgramError, nearest, require_kind
 from tinygpu.isa.algebra import Algebra
@@ -53,8 +53,9 @@ from tinygpu.isa.cp_async import COPIES
 from tinygpu.isa.instruction import Instruction
 from tinygpu.isa.instructions import ARRIVALS, FENCES, GROUPS, group_of
 from tinygpu.isa.ordering import By, FenceKind, Group
+from tinygpu.numbers import Number
 from tinygpu.term.access_map import Access, Affine, Buffer, Operand, Predicate, number_text
-from tinygpu.term.expression import Expression
+from tinygpu.term.expression import Expression, Values
 from tinygpu.term.formula import formula, symbols
 
 __all__ = [
@@ -511,7 +512,7 @@ class Do(_Simple):
         """The group that it joins, for which there is a wait."""
         return group_of(self.instruction.completion, self.write.buffer.level)
 
-    def result(self, *values: Any, algebra: Algebra) -> Any:
+    def result(self, *values: Number, algebra: Algebra) -> Number:
         """Return what it writes, not rounded yet, given the arrays of values that it reads."""
         how = self.instruction
         if how.meaning is None:
@@ -582,7 +583,7 @@ class For(_Answers):
         return f"for {self.var} in {self.start}..{end}"
 
 
-def _is_zero(number: Any) -> bool:
+def _is_zero(number: object) -> bool:
     return isinstance(number, int) and number == 0
 
 
@@ -707,12 +708,16 @@ class ForTile(_Answers):
     def defines(self) -> tuple[str, ...]:
         return tuple(name for name, _ in self.values)
 
-    def values_at(self, known: Mapping[str, Any]) -> dict[str, Any]:
+    @overload
+    def values_at(self, known: Mapping[str, int]) -> dict[str, int]: ...
+    @overload
+    def values_at(self, known: Values) -> dict[str, Number]: ...
+    def values_at(self, known: Values) -> Mapping[str, Number]:
         """Return the tile values, given the grid's variables, the sizes and the parameters.
 
         Variables may be arrays, over tiles or over a space.
         """
-        found: dict[str, Any] = {}
+        found: dict[str, Number] = {}
         for name, expression in self.values:
             value = expression.evaluate({**known, **found})
             found[name] = value if getattr(value, "ndim", 0) else int(value)

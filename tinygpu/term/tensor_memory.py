@@ -26,11 +26,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tinygpu.numbers import Integers, Number
 from tinygpu.term.program import Buffer, Do, Program, select
 
 __all__ = [
@@ -43,7 +42,7 @@ _CELL_BYTES = 4  # spec
 _LEAST = 32  # spec: columns of an allocation
 
 
-def placement(rows: int, columns: int, *, paired: bool) -> NDArray[np.int64]:
+def placement(rows: int, columns: int, *, paired: bool) -> Integers:
     """Return (lane, column) of each element: (rows of one CTA, columns, 2)."""
     row, column = (np.asarray(x) for x in np.indices((rows, columns)))
     if rows == LANES // 2 and paired:
@@ -65,21 +64,21 @@ class RowLanes:
     [(64, 64, 1), (16, 32, 1), (64, 64, 2)]
     """
 
-    rows: Any
+    rows: int
     paired: bool
 
     @property
-    def near(self) -> Any:
+    def near(self) -> int:
         """Return how many rows have neighbouring lanes."""
         return LANES // 2 if self.paired else select(self.rows == LANES // 2, 16, LANES // 2)
 
     @property
-    def apart(self) -> Any:
+    def apart(self) -> int:
         """Return how far the next ones lie from those."""
         return LANES // 2 if self.paired else select(self.rows == LANES // 2, 32, LANES // 2)
 
     @property
-    def halves(self) -> Any:
+    def halves(self) -> int:
         """Return in how many parts the columns lie, each in lanes of its own."""
         return select(self.rows == LANES // 2, 2, 1) if self.paired else 1
 
@@ -96,25 +95,20 @@ def uses_tensor_memory(program: Program) -> bool:
     return any(b.level == "tmem" for b in program.buffers)
 
 
-def columns_of(buffer: Buffer) -> Any:
+def columns_of(buffer: Buffer) -> Number:
     """Return the columns of a stage of a buffer in tensor memory."""
-    elements: Any = buffer.shape[1]  # a number there
-    return -(-elements * buffer.type.bytes // _CELL_BYTES)
+    return -(-buffer.extents[1] * buffer.type.bytes // _CELL_BYTES)
 
 
-def used_columns(program: Program) -> Any:
+def used_columns(program: Program) -> Number:
     """Return the columns that a program's buffers have in all."""
-    total: Any = 0
-    for buffer in program.buffers:
-        if buffer.level == "tmem":
-            total = total + columns_of(buffer) * buffer.stages
-    return total
+    return sum(columns_of(b) * b.stages for b in program.buffers if b.level == "tmem")
 
 
-def allocated_columns(program: Program) -> Any:
+def allocated_columns(program: Program) -> Number:
     """Return the columns that are allocated: the least power of two that is enough."""
     used, most = used_columns(program), _LEAST
-    found: Any = 2 * COLUMNS
+    found: Number = 2 * COLUMNS
     for columns in (COLUMNS, COLUMNS // 2, COLUMNS // 4, COLUMNS // 8, most):
         found = select(used <= columns, columns, found)
     return found

@@ -80,7 +80,7 @@ def _name(part: Buffer | statement.Barrier) -> str:
     return f"{'buffer' if isinstance(part, Buffer) else 'barrier'}_{part.name}"
 
 
-def _part(part: Any, depth: int) -> str:
+def _part(part: object, depth: int) -> str:
     """Return the text of any part; what is defined is written by its name."""
     if type(part) in (int, str):  # most parts are
         return repr(part)
@@ -110,7 +110,7 @@ def _call(part: Any, depth: int) -> str:
     """Return the text of a constructor."""
     found, hints = [], _hints(CLASSES[type(part).__name__])
     for f in fields(part):
-        given: Any = getattr(part, f.name)
+        given = getattr(part, f.name)
         if hints[f.name] in (bool, int) and isinstance(given, int | np.integer | np.bool_):
             given = hints[f.name](given)  # one for the other, as 1 for True
         if f.default is not MISSING and _same(given, f.default):
@@ -124,7 +124,7 @@ def _call(part: Any, depth: int) -> str:
     return f"{type(part).__name__}({', '.join(found)})"
 
 
-def _same(given: Any, default: Any) -> bool:
+def _same(given: object, default: object) -> bool:
     """Say whether a field has its default, in type as well."""
     if type(given) is not type(default):
         return False
@@ -172,7 +172,7 @@ class _TermReader:
 
     def __init__(self, own: Mapping[str, Instruction]) -> None:
         self.own = own
-        self.known: dict[str, Any] = {}
+        self.known: dict[str, Buffer | statement.Barrier] = {}
 
     def part(self, node: ast.expr, depth: int) -> Any:
         """Return the part of a node."""
@@ -244,7 +244,7 @@ def _hints(kind: type) -> dict[str, Any]:
     return {f.name: hints[f.name] for f in fields(kind)}
 
 
-def _fits(value: Any, hint: Any) -> bool:
+def _fits(value: object, hint: Any) -> bool:
     """Say whether a value is of a field's type; an int is a float, a bool is no int."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):

@@ -39,10 +39,10 @@ Source: ``docs/model-concurrency.md``.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any
+from typing import Literal
 
 from tinygpu.legality.concurrency.blocks import (
     TILES,
@@ -61,6 +61,7 @@ __all__ = ["Outcome", "Witness", "replayed", "searched"]
 
 _MANY = 20_000
 Pairs = tuple[tuple[str, int], ...]
+_Choice = tuple[Literal["once", "tile"], Pairs] | tuple[Literal["step"], str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +206,7 @@ class _Item:
     node: Node
     frozen: Frozen
     parent: int
-    records: tuple[Any, ...]
+    records: tuple[_Choice, ...]
 
     def joined(self, facts: tuple[int, ...]) -> _Item:
         """Return it with more facts."""
@@ -247,11 +248,11 @@ class _Search:
     def visited(self, *, together: bool) -> Outcome:
         plan = self.plan
         items: list[_Item] = []
-        waiting: dict[tuple[Node, tuple[Any, ...]], int] = {}
+        waiting: dict[tuple[Node, tuple[Hashable, ...]], int] = {}
         number = -1
-        seen: dict[tuple[Node, tuple[Any, ...]], Facts] = {}
+        seen: dict[tuple[Node, tuple[Hashable, ...]], Facts] = {}
 
-        def push(node: Node, frozen: Frozen, parent: int, records: tuple[Any, ...]) -> None:
+        def push(node: Node, frozen: Frozen, parent: int, records: tuple[_Choice, ...]) -> None:
             for to, more in self.go(node):
                 at = (to, frozen.shape)
                 first = at not in seen
@@ -304,7 +305,7 @@ class _Search:
             )
         return self.ops[key]
 
-    def go(self, node: Node) -> Iterator[tuple[Node, tuple[Any, ...]]]:
+    def go(self, node: Node) -> Iterator[tuple[Node, tuple[_Choice, ...]]]:
         """Yield the blocks that may come next, each with what was chosen on the way."""
         number, gone, left, tile, trips, some = node
         step = self.code[number]
@@ -342,7 +343,7 @@ class _Search:
 
     def witness(self, items: Sequence[_Item], number: int) -> Witness:
         """Return the run that led to a state, ended as soon as it may."""
-        records: list[tuple[Any, ...]] = []
+        records: list[_Choice] = []
         while number >= 0:
             records[:0] = items[number].records
             number = items[number].parent

@@ -56,6 +56,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tinygpu.isa.instruction import Instruction
+from tinygpu.numbers import Integers
 from tinygpu.term.expression import Constant, Expression, value
 from tinygpu.term.operation import Operand, Operation
 from tinygpu.term.program import (
@@ -472,18 +473,14 @@ def _parted(bodies: Sequence[Body]) -> list[Body]:
     return [changed(body, said) for body in bodies]
 
 
-def _owners(
-    cells: NDArray[np.int64], who: NDArray[np.int64], reach: int
-) -> tuple[NDArray[np.int64], bool]:
+def _owners(cells: Integers, who: Integers, reach: int) -> tuple[Integers, bool]:
     """Return who writes each cell last, and whether nobody else writes it."""
     owner = np.full(reach, -1, np.int64)
     owner[cells] = np.broadcast_to(who, cells.shape)
     return owner, bool((owner[cells] == who).all())
 
 
-def _box(
-    shape: tuple[int, ...], number: NDArray[np.int64], values: Modes, threads: Modes
-) -> list[NDArray[np.int64]]:
+def _box(shape: tuple[int, ...], number: Integers, values: Modes, threads: Modes) -> list[Integers]:
     """Return each dimension's coordinate of each (thread, value), without the origin."""
     digits = []
     rest = number

@@ -51,7 +51,7 @@ class Frozen:
     others: if it is part of another one, whatever it misses the other one misses, too.
     """
 
-    shape: tuple[Any, ...]
+    shape: tuple[tuple[Any, ...], ...]
     facts: tuple[int, ...]
     asks: int
     places: int
@@ -276,7 +276,7 @@ class State:
 
     def frozen(self, moved: Mapping[Counter, int]) -> Frozen:
         """Write the state down, relative to counters that have moved."""
-        shape: list[Any] = []
+        shape: list[tuple[Any, ...]] = []
         needs: list[int] = []
         knows: list[int] = []
         common = self.common()

@@ -45,10 +45,11 @@ Source: einops (A. Rogozhnikov, 2022) for patterns; ``docs/tutorial/builder.md``
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from tinygpu.errors import ProgramError, require_kind
 from tinygpu.term import program as term
-from tinygpu.term.builder.digits import Condition, LoopIndex, Number, Tile, TileValue
+from tinygpu.term.builder.digits import Condition, LoopIndex, Tile, TileValue
 from tinygpu.term.builder.memory import Array, Below, Coordinate, Held, Piece
 from tinygpu.term.builder.synchronisation import BarrierRing, BarrierUse, Synchronisation
 from tinygpu.term.builder.tensor import TensorInstructions
@@ -66,7 +67,6 @@ __all__ = [
     "Held",
     "Kernel",
     "LoopIndex",
-    "Number",
     "Piece",
     "Tile",
     "TileValue",
@@ -85,12 +85,12 @@ class Kernel(TensorInstructions, Synchronisation):
         require_kind("kernel: name", name, str, ProgramError)
         require_kind("kernel: operation", operation, Operation, ProgramError)
         super().__init__(name, operation)
-        self._options: dict[str, Number] = {}
+        self._options: dict[str, Any] = {}
 
     def launch(
-        self, *, persistent: Number = 0, raster: Number = 1, ctas_per_sm: Number = 1,
-        early: Number = 0, snake: bool = False, zigzag: bool = False, specialised: Number = 0,
-        addressing: Number = "pointer", guards: Number = "each",
+        self, *, persistent: int = 0, raster: int = 1, ctas_per_sm: int = 1,
+        early: int = 0, snake: bool = False, zigzag: bool = False, specialised: int = 0,
+        addressing: str = "pointer", guards: str = "each",
     ) -> None:  # fmt: skip
         """Say how the kernel is launched; see ``tinygpu.term.program.Program``."""
         self._options = {

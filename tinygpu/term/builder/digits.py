@@ -11,11 +11,11 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 
@@ -33,7 +33,6 @@ __all__ = [
     "Digit",
     "Digits",
     "LoopIndex",
-    "Number",
     "Tile",
     "TileValue",
     "differ",
@@ -41,9 +40,6 @@ __all__ = [
     "error",
     "here",
 ]
-
-Number = Any
-"""An int, or while a space is scored an array over its schedules: compute with it, no branches."""
 
 Counter = Literal[
     "the grid",
@@ -81,7 +77,7 @@ class Digit:
 
     name: str
     by: Counter
-    extent: Number | None
+    extent: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +85,7 @@ class Condition:
     """What ``k.when`` asks: whether an index is less than a bound."""
 
     index: Affine
-    bound: Number
+    bound: int | str
 
     def __bool__(self) -> bool:
         raise ProgramError("a loop is traced once: ask its variable by k.when, not by if")
@@ -106,9 +102,9 @@ class LoopIndex:
 
     affine: Affine
     loops: tuple[str, ...]
-    count: Number = 1
+    count: int | str = 1
     tiles: tuple[str, str] | None = None
-    around: tuple[tuple[str, Number], ...] = ()
+    around: tuple[tuple[str, int], ...] = ()
     digit: str = ""
     """The digit that it is a number of."""
 
@@ -127,24 +123,24 @@ class LoopIndex:
     @property
     def last(self) -> LoopIndex:
         """The loop's last turn, also when it is over."""
-        named = isinstance(self.count, str)
-        end = var(self.count) + -1 if named else Affine(self.count + -1)
+        end = var(self.count) if isinstance(self.count, str) else Affine(self.count)
+        end = end + -1
         return replace(self, affine=end, loops=())
 
-    def __add__(self, number: Number) -> LoopIndex:
+    def __add__(self, number: int) -> LoopIndex:
         more = self.affine + number
         return LoopIndex(more, self.loops, self.count, self.tiles, self.around, self.digit)
 
-    def __sub__(self, other: Number | LoopIndex) -> LoopIndex:
+    def __sub__(self, other: int | LoopIndex) -> LoopIndex:
         if not isinstance(other, LoopIndex):
             return replace(self, affine=self.affine + -1 * other)
         less: Affine = self.affine + -1 * other.affine
         return replace(self, affine=less, loops=self.loops + other.loops)
 
-    def __lt__(self, bound: Number | TileValue) -> Condition:
+    def __lt__(self, bound: int | str | TileValue) -> Condition:
         return Condition(self.affine, bound.name if isinstance(bound, TileValue) else bound)
 
-    def __ge__(self, bound: Number) -> Condition:
+    def __ge__(self, bound: int) -> Condition:
         return Condition(-1 * self.affine + bound, 1)
 
 
@@ -154,10 +150,10 @@ class TileValue:
 
     name: str
 
-    def __lt__(self, number: Number) -> Condition:
+    def __lt__(self, number: int) -> Condition:
         return Condition(var(self.name), number)
 
-    def __ge__(self, number: Number) -> Condition:
+    def __ge__(self, number: int) -> Condition:
         return Condition(Affine(number + -1), self.name)
 
 
@@ -186,12 +182,12 @@ def equations_of(pattern: str) -> tuple[tuple[str, str], ...]:
     return tuple(found)
 
 
-def differ(one: Number, other: Number) -> bool:
+def differ(one: int, other: int) -> bool:
     """Say whether two plain ints differ; of decisions' numbers it is for the laws to say."""
     return isinstance(one, int) and isinstance(other, int) and one != other
 
 
-def _multiple(index: Affine, count: Number) -> Affine:
+def _multiple(index: Affine, count: int) -> Affine:
     """Return ``index * count``; what a parameter scales stands there as often."""
     scaled = [(name, factor) for name, factor in index.terms if isinstance(factor, str)]
     others = tuple((n, factor * count) for n, factor in index.terms if not isinstance(factor, str))
@@ -212,12 +208,12 @@ class Digits:
         self.loops: list[str] = []
         self.gone_through: list[str] = []
         self.countings: list[tuple[str, ...]] = []  # of threads, fastest first
-        self.turned: dict[tuple[str, ...], Number] = {}  # where the two fastest change places
+        self.turned: dict[tuple[str, ...], bool] = {}  # where the two fastest change places
         self.judged: set[str] = set()  # dimensions that k.tile declares
         self.halves: dict[str, tuple[str, ...]] = {}  # digits of values that are counted in two
-        self.one_of: dict[str, tuple[str, Number]] = {}  # who counts in a digit's place, if any
+        self.one_of: dict[str, tuple[str, int]] = {}  # who counts in a digit's place, if any
         self.down: set[str] = set()  # digits of the grid that are walked from their end
-        self._covers: dict[str, tuple[str, Number, Number]] = {}
+        self._covers: dict[str, tuple[str, int, int]] = {}
         """Of open digits the axis, what one step is, and among how many CTAs it is shared."""
         self._counts: dict[str, str] = {}  # the names of loops' counts
         self._by_tile: set[str] = set()  # loops that run to a tile value
@@ -225,11 +221,11 @@ class Digits:
         self.ends: dict[str, str] = {}  # of tile values where rows begin: the one where they end
         self._counted: dict[str, Expression] = {}  # how far digits of the grid count, if no axis is
         self._steps: dict[str, tuple[str, Expression]] = {}  # by digit: parameters that are steps
-        self._patterns: dict[Any, tuple[dict[str, tuple[str, ...]], frozenset[str]]] = {}
+        self._patterns: dict[Hashable, tuple[dict[str, tuple[str, ...]], frozenset[str]]] = {}
 
     # who counts
 
-    def declare(self, name: str, by: Counter, extent: Number | None) -> None:
+    def declare(self, name: str, by: Counter, extent: int | None) -> None:
         """Declare a digit.  Raises ProgramError where it is declared otherwise."""
         if name in self._axes or not name.isidentifier():
             raise error(f"digit {name}: is an axis, or no name; give it another", name)
@@ -262,14 +258,14 @@ class Digits:
         """Say whether each thread, or an instruction, counts it."""
         return self._digits[digit].by in ("values", "a tile") and digit not in self.gone_through
 
-    def extent(self, digit: str) -> Number:
+    def extent(self, digit: str) -> int:
         """Return how far a digit counts.  Raises ProgramError for an open one."""
         extent = self._digits[digit].extent
         if extent is None:
             raise error(f"digit {digit}: has no extent; give it one, or use k.unrolled", digit)
         return extent
 
-    def extents(self, digits: Iterable[str]) -> tuple[Number, ...]:
+    def extents(self, digits: Iterable[str]) -> tuple[int, ...]:
         """Return how far each of some digits counts."""
         return tuple([self.extent(digit) for digit in digits])
 
@@ -310,12 +306,12 @@ class Digits:
             return (first, second, *others)
         return (select(turned, slow, fast), select(turned, fast, slow), *others)
 
-    def thread_extents(self, digits: Collection[str] = ()) -> tuple[Number, ...]:
+    def thread_extents(self, digits: Collection[str] = ()) -> tuple[int, ...]:
         """Return how far threads count, in their order, where a pattern has these digits."""
         counting = self.counting(digits)
         return self.in_turn(counting, self.extents(counting))
 
-    def thread(self, digit: str) -> tuple[Number, Number]:
+    def thread(self, digit: str) -> tuple[int, int]:
         """Return how many threads lie between two values of a digit of threads, and its extent."""
         self.require(digit)
         counting = next((c for c in self.countings if digit in c), None)
@@ -327,7 +323,7 @@ class Digits:
     # loops
 
     def loop(
-        self, name: str, over: str, step: Number, trips: TileValue | None, start: TileValue | None
+        self, name: str, over: str, step: int, trips: TileValue | None, start: TileValue | None
     ) -> str:
         """Declare an open loop; return the parameter, or the tile value, that is its trips."""
         if name not in self._digits:
@@ -365,7 +361,7 @@ class Digits:
             text = f"loop {name}: no pattern says how far it goes; give it over=, an axis, and by="
             raise at_line(where, text, name)
 
-    def go_through(self, name: str) -> Number:
+    def go_through(self, name: str) -> int:
         """Go through a digit of values, until its loop ends; return how far it counts."""
         self.require(name)
         if self.by(name) != "values" or name in self.gone_through or name in self.halves:
@@ -374,7 +370,7 @@ class Digits:
         self.gone_through.append(name)
         return self.extent(name)
 
-    def written_out(self) -> tuple[tuple[str, Number], ...]:
+    def written_out(self) -> tuple[tuple[str, int], ...]:
         """Return the open loops that have an extent."""
         each = ((name, self._digits[name].extent) for name in self.loops)
         return tuple((name, extent) for name, extent in each if extent is not None)
@@ -460,14 +456,14 @@ class Digits:
 
     def along(
         self, axis: str, equations: Mapping[str, tuple[str, ...]]
-    ) -> tuple[dict[str, Number | str], Number, bool]:
+    ) -> tuple[dict[str, int | str], int, bool]:
         """Return the digits' steps along an axis, how far they count, and whether one is open.
 
         Where CTAs share what a loop covers, the loop's step is a parameter if they lie within it
         (they stride), and theirs is one if it lies within them (each has a part).
         """
         digits = equations.get(axis, (axis,))
-        begins: dict[str, Number | str] = {d: 1 for d in digits if self.by(d) == "a tile value"}
+        begins: dict[str, int | str] = {d: 1 for d in digits if self.by(d) == "a tile value"}
         if begins:
             rest = tuple(d for d in digits if d not in begins)
             inner, step, is_open = self.along(axis, {**equations, axis: rest})
@@ -477,20 +473,21 @@ class Digits:
             return begins | inner, step, True
         opened = [i for i, d in enumerate(digits) if self._digits[d].extent is None]
         within = digits[opened[-1] + 1 :] if opened else digits
-        found: dict[str, Number | str] = {}
+        laid: dict[str, int] = {}
 
-        def lay(digits: tuple[str, ...], step: Number) -> Number:
+        def lay(digits: tuple[str, ...], step: int) -> int:
             for digit in reversed(digits):
                 if digit in equations and digit != axis:
                     lay(equations[digit], step)
                 else:
                     name, share = self.one_of.get(digit, (digit, 1))
                     if not isinstance(share, int) or share:
-                        found[name] = found.get(name, 0) + step * share
+                        laid[name] = laid.get(name, 0) + step * share
                 step = step * self.extent(digit)
             return step
 
         step = lay(within, 1)
+        found: dict[str, int | str] = {**laid}
         if not opened:
             return found, step, False
         parts, digit = digits[: opened[-1]], digits[opened[-1]]
@@ -509,7 +506,11 @@ class Digits:
             found[part] = self._parameter(part, value(self._counts[digit]) * Constant(unit))
         return found, step, True
 
-    def inside(self, digits: tuple[str, ...], *, is_open: bool) -> Number | str:
+    def on_chip(self, axis: str, equations: Mapping[str, tuple[str, ...]]) -> dict[str, int]:
+        """Return the digits' steps along an axis of a tile on chip, where none has a name."""
+        return cast("dict[str, int]", self.along(axis, equations)[0])
+
+    def inside(self, digits: tuple[str, ...], *, is_open: bool) -> bool | str:
         """Say whether digits count no further than the axis: an open one has its whole steps.
 
         Or up to which tile value they do.
@@ -538,7 +539,7 @@ class Digits:
             self._steps[digit] = (f"{name}_{digit}" if name in taken else name, step)
         return self._steps[digit][0]
 
-    def _cover(self, digit: str, axis: str, step: Number, among: Number = 1) -> None:
+    def _cover(self, digit: str, axis: str, step: int, among: int = 1) -> None:
         """Let an open digit go over an axis in steps; it may do so in one way alone."""
         other, before, shared = self._covers.setdefault(digit, (axis, step, among))
         if other != axis or differ(before, step) or differ(shared, among):
@@ -564,9 +565,9 @@ class Digits:
         grid = (digit for digit in self._digits.values() if digit.by == "the grid")
         return tuple(term.Axis(d.name, self._count(d), d.name in self.down) for d in grid)
 
-    def cluster(self) -> tuple[tuple[str, Number], ...]:
+    def cluster(self) -> tuple[tuple[str, int], ...]:
         """Return the digits of the cluster, and how far they count."""
-        return tuple((n, d.extent) for n, d in self._digits.items() if d.by == "the cluster")
+        return tuple((n, self.extent(n)) for n, d in self._digits.items() if d.by == "the cluster")
 
     def parameters(self) -> tuple[tuple[str, Expression], ...]:
         """Return the parameters that are loops' trips, and those that are steps of digits."""
@@ -598,7 +599,7 @@ class Declarations:
         self.name, self.op = name, operation
         self._digits = Digits(name, operation.axes)
 
-    def grid(self, *open_digits: str, **fixed: Number) -> None:
+    def grid(self, *open_digits: str, **fixed: int) -> None:
         """Declare digits that CTAs count, slowest first: open ones, then those with an extent."""
         self._declare("the grid", dict.fromkeys(open_digits))
         self._declare("the grid", fixed)
@@ -608,7 +609,7 @@ class Declarations:
         self._digits.require_by("walk_down", digit, "the grid")
         self._digits.down.add(digit)
 
-    def slots(self, digit: str, block: Number) -> dict[str, Expression]:
+    def slots(self, digit: str, block: int) -> dict[str, Expression]:
         """Let an open digit of the grid count slots of ``block`` rows of the operation's groups.
 
         Returns the tile values, for ``k.tiles``; patterns say ``g = which, m = (first row)``.  See
@@ -622,11 +623,11 @@ class Declarations:
         self._digits.count_slots(digit, slots(groups, block), ends)
         return values
 
-    def cluster(self, **extents: Number) -> None:
+    def cluster(self, **extents: int) -> None:
         """Declare digits that the CTAs of a cluster count, the first one fastest."""
         self._declare("the cluster", extents)
 
-    def threads(self, *, turned: Number = False, **extents: Number) -> None:
+    def threads(self, *, turned: bool = False, **extents: int) -> None:
         """Declare the digits that the threads of a CTA count, slowest first.
 
         Where ``turned``, the last two change places.
@@ -639,16 +640,16 @@ class Declarations:
             digits.turned[counting] = turned
 
     @property
-    def thread_count(self) -> Number:
+    def thread_count(self) -> int:
         """The threads of a CTA."""
         return math.prod(self._digits.extents(self._digits.threads))
 
-    def recount(self, **extents: Number) -> None:
+    def recount(self, **extents: int) -> None:
         """Count the same threads in another way: patterns with these digits go by it."""
         self._declare("threads", extents)
         self._digits.countings.append(tuple(extents)[::-1])
 
-    def tile(self, **extents: Number) -> None:
+    def tile(self, **extents: int) -> None:
         """Declare the dimensions of a tile: patterns say of which digits they are made.
 
         Whether those count as far is for the laws to say.
@@ -656,21 +657,21 @@ class Declarations:
         self._declare("a tile", extents)
         self._digits.judged.update(extents)
 
-    def values(self, **extents: Number) -> None:
+    def values(self, **extents: int) -> None:
         """Declare digits that each thread counts by itself, slowest first."""
         self._declare("values", extents)
 
-    def _declare(self, by: Counter, extents: Mapping[str, Number | None]) -> None:
+    def _declare(self, by: Counter, extents: Mapping[str, int | None]) -> None:
         for name, extent in extents.items():
             self._digits.declare(name, by, extent)
 
-    def split(self, name: str, slow: str, **fast: Number) -> None:
+    def split(self, name: str, slow: str, **fast: int) -> None:
         """Count a digit of values in two, row = (far near): ``split("row", "far", near=4)``."""
         (near, extent), *_ = fast.items()
         self.values(**{slow: self._digits.extent(name) // extent, near: extent})
         self._digits.halves[name] = (slow, near)
 
-    def deal(self, name: str, *, vector: Number, **extents: Number) -> str:
+    def deal(self, name: str, *, vector: int, **extents: int) -> str:
         """Deal a tile's elements out to the threads, in vectors along its lines, then across.
 
         Its digits begin with the name; the equations of the dimensions, as tm=64, tk=32, are
@@ -686,7 +687,7 @@ class Declarations:
         across = f"{name}_right {name}_vector {name}_one"
         return f"{lines} = ({name}_down {name}_line), {wide} = ({across})"
 
-    def digit(self, name: str, count: Number) -> LoopIndex:
+    def digit(self, name: str, count: int) -> LoopIndex:
         """Declare a digit of which statements say the number, and ``k.unrolled``; return its 0.
 
         The others are ``+ n``: ``tile[step][zero + 1][at]``.
@@ -694,7 +695,7 @@ class Declarations:
         self._digits.declare(name, "a loop", count)
         return LoopIndex(Affine(), (), count, digit=name)
 
-    def one_of(self, copies: str, **digits: Number) -> None:
+    def one_of(self, copies: str, **digits: int) -> None:
         """Let copies of a role count along one of some digits; the others have an extent of 1.
 
         Which one it is may differ from schedule to schedule: ``k.one_of("w", high=2, wide=1)``.

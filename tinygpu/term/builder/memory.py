@@ -8,7 +8,7 @@ steps; grid and loops say where the piece begins; an axis that digits may leave 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from tinygpu.isa.memory import DTYPES
 from tinygpu.term import program as term
 from tinygpu.term.access_map import Operand, Predicate
 from tinygpu.term.arithmetic import compute
-from tinygpu.term.builder.digits import Digits, LoopIndex, Number, equations_of, error
+from tinygpu.term.builder.digits import Digits, LoopIndex, equations_of, error
 from tinygpu.term.builder.scopes import Scopes
 from tinygpu.term.expression import Constant, Expression, apply, value
 from tinygpu.term.operation import REDUCERS, Operation
@@ -156,12 +156,12 @@ class Array:
         return self.buffer.dtype
 
     @property
-    def columns(self) -> Number:
+    def columns(self) -> int:
         """The columns of a tile in tensor memory that lie in one lane."""
-        return self.buffer.shape[1]
+        return self.buffer.extents[1]
 
     @property
-    def stage_bytes(self) -> Number:
+    def stage_bytes(self) -> int:
         """The bytes of one tile."""
         return self.buffer.stage_bytes
 
@@ -187,7 +187,7 @@ def fitting(held: Held, dtype: str, digits: tuple[str, ...], what: str) -> Held:
     return held
 
 
-def across(array: Array, axis: str, step: Number) -> tuple[Number, ...]:
+def across(array: Array, axis: str, step: int) -> tuple[int, ...]:
     """Return a slabbed tile's step of so many elements along an axis, in its three dimensions."""
     if array.axes[-1] != axis:
         return (step, 0, 0)
@@ -201,11 +201,11 @@ class _Place:
     And how threads count there: their digits' extents and steps.
     """
 
-    steps: Mapping[str, tuple[Number, ...]]
+    steps: Mapping[str, tuple[int, ...]]
     last: str
-    guard: tuple[Number | str, ...]
-    threads: tuple[Number, ...]
-    strides: tuple[tuple[Number, ...], ...]
+    guard: tuple[bool | str, ...]
+    threads: tuple[int, ...]
+    strides: tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,20 +288,22 @@ class DataMovement(Scopes):
         self._on_chip: list[Buffer] = []
         self._first_own = 0  # of those, the first that copies of a role have each
         self._scratch: dict[tuple[str, ...], Held] = {}
-        self._bounds: dict[str, Number] = {}  # sizes that no open digit covers
+        self._bounds: dict[str, int] = {}  # sizes that no open digit covers
         self._inside: dict[str, tuple[str, ...]] = {}  # equations that an Exit keeps inside
         self._guarded = dict.fromkeys(operation.axes, True)
         self._left = ""  # the array whose outside threads leave
         self._places: dict[tuple[str, int, str], _Place] = {}
-        self._modes_of: dict[tuple[Any, ...], tuple[str, ...]] = {}
-        self._ways: dict[tuple[Any, ...], Any] = {}  # of places, how threads and values go
-        self._owned: dict[tuple[Any, ...], Any] = {}  # of registers, how values go
+        self._modes_of: dict[tuple[Hashable, ...], tuple[str, ...]] = {}
+        self._ways: dict[tuple[Hashable, ...], Any] = {}  # of places, how threads and values go
+        self._owned: dict[
+            tuple[Hashable, ...], tuple[tuple[int, ...], ...]
+        ] = {}  # of registers, how values go
 
     # buffers
 
     def smem(
-        self, name: str, dtype: str, *digits: str, pad: Number = 0, stages: Number | None = None,
-        swizzle: int | str | tuple[Number, Number, Number] = 0, piece: int = 16, **extents: Number,
+        self, name: str, dtype: str, *digits: str, pad: int = 0, stages: int | None = None,
+        swizzle: int | str | tuple[int, int, int] = 0, piece: int = 16, **extents: int,
     ) -> Array:  # fmt: skip
         """Declare a tile in shared memory, its last dimension contiguous; ``stages`` make a ring.
 
@@ -326,12 +328,12 @@ class DataMovement(Scopes):
         slab = _SLAB_BYTES // each if swizzle == _SLAB_BYTES else 0
         if slab:
             shape = (shape[0], slab, shape[1] // slab)
-        pitches: list[Number] = [1]
-        size: Number = shape[-1] + pad
+        pitches: list[int] = [1]
+        size: int = shape[-1] + pad
         for extent in reversed(shape[:-1]):
             pitches.insert(0, size)
             size = size * extent
-        pattern: tuple[Number, Number, Number]
+        pattern: tuple[int, int, int]
         pattern = swizzle if isinstance(swizzle, tuple) else (0, 0, 0)
         if tiled:
             most = (_SLAB_BYTES // piece).bit_length() - 1
@@ -350,7 +352,7 @@ class DataMovement(Scopes):
         own = bool(self._role)
         return Array(self._digits, buffer, tuple(extents), slab, stages is not None, own)
 
-    def registers(self, name: str, dtype: str, *digits: str, stages: Number | None = None) -> Held:
+    def registers(self, name: str, dtype: str, *digits: str, stages: int | None = None) -> Held:
         """Declare registers with a value for each of the digits, of each thread.
 
         ``stages`` make a ring.
@@ -393,7 +395,7 @@ class DataMovement(Scopes):
     # moves
 
     def load(
-        self, part: Piece | Array, *, outside: float = 0.0, vector: Number | None = None,
+        self, part: Piece | Array, *, outside: float = 0.0, vector: int | None = None,
         into: str | Held = "", by: Instruction | None = None,
     ) -> Held:  # fmt: skip
         """Load into registers; what lies outside of the array is ``outside``.
@@ -415,7 +417,7 @@ class DataMovement(Scopes):
         self._do(by, held, there, modes, place, vector=self._vector(part, place, vector))
         return held
 
-    def cp_async(self, to: Piece, part: Piece, *, vector: Number | None = None) -> None:
+    def cp_async(self, to: Piece, part: Piece, *, vector: int | None = None) -> None:
         """Copy from global to shared memory by cp.async; ``k.commit()`` ends a group of such."""
         self._each_thread("cp_async")
         (place, modes), there = self._placed(part), self._place(to)
@@ -424,7 +426,7 @@ class DataMovement(Scopes):
         self._do(INSTRUCTIONS["cp.async"], target, source, modes, place, vector=wide)
 
     def store(
-        self, part: Piece | Array, held: Held, *, vector: Number | None = None, add: bool = False,
+        self, part: Piece | Array, held: Held, *, vector: int | None = None, add: bool = False,
         by: Instruction | None = None,
     ) -> None:  # fmt: skip
         """Store registers, rounded to the array's type, or ``add`` them to a cleared array.
@@ -446,7 +448,7 @@ class DataMovement(Scopes):
         there, by = self._access(part, place, modes), by or INSTRUCTIONS[name]
         self._do(by, there, held, modes, place, vector=wide, lanes=self._only)
 
-    def _store_lanes(self, part: Piece, held: Held, lanes: RowLanes, vector: Number | None) -> None:
+    def _store_lanes(self, part: Piece, held: Held, lanes: RowLanes, vector: int | None) -> None:
         """Store what a warpgroup took from tensor memory: each thread columns of its lane."""
         self._warpgroup("the store of lanes")
         place, digits = self._place(part), held.digits
@@ -518,7 +520,7 @@ class DataMovement(Scopes):
         key = (array.name, id(part.equations) if part.equations else 0, self._role)  # all are kept
         if key in self._places:
             return self._places[key]
-        steps: dict[str, list[Number]] = {}
+        steps: dict[str, list[Any]] = {}  # ints; in gmem a step may be a parameter's name
         exact, in_gmem = [], array.buffer.level == "gmem"
         digits: tuple[str, ...] = ()
         for dimension, axis in enumerate(array.axes):
@@ -564,9 +566,7 @@ class DataMovement(Scopes):
             self._modes_of[key] = (*first, *(d for d in modes if d != place.last))
         return place, self._modes_of[key]
 
-    def _in_dimensions(
-        self, array: Array, digit: str, steps: tuple[Number, ...]
-    ) -> tuple[Number, ...]:
+    def _in_dimensions(self, array: Array, digit: str, steps: tuple[int, ...]) -> tuple[int, ...]:
         """Return a digit's steps along an array's axes in the dimensions of its buffer.
 
         Raises ProgramError for a digit that counts on from one slab of a tile to the next.
@@ -625,7 +625,7 @@ class DataMovement(Scopes):
             index = index * self._digits.extent(loop) + var(loop)
         return index
 
-    def _vector(self, part: Piece, place: _Place, vector: Number | None) -> Number:
+    def _vector(self, part: Piece, place: _Place, vector: int | None) -> int:
         if vector is not None:
             return vector
         last = (
@@ -664,7 +664,7 @@ class DataMovement(Scopes):
             raise error(f"{held.name} is a ring; say which value, as {held.name}[step]", held.name)
         key = (held.dimensions, modes, *gone)
         if key not in self._owned:
-            known: dict[str, tuple[Number, ...]] = {}
+            known: dict[str, tuple[int, ...]] = {}
             for place, digit in enumerate(held.dimensions):
                 before, after = (0,) * place, (0,) * (rank - place - 1)
                 known[digit] = (*before, 1, *after)
@@ -680,7 +680,7 @@ class DataMovement(Scopes):
         index = self._turn() if held.index is None else held.index
         return Access(held.buffer, steps, ((0,) * rank,) * threads, origin, index)
 
-    def _in_full(self, held: Held) -> tuple[Access, tuple[Number, ...]]:
+    def _in_full(self, held: Held) -> tuple[Access, tuple[int, ...]]:
         """Return the access to all of it, fastest first, and how far each of its modes goes."""
         if not held.lanes:
             modes = held.digits[::-1]
@@ -809,8 +809,8 @@ class Arithmetic(DataMovement):
         """Return a condition on the values of ``modes``, by all threads."""
         threads = self._digits.thread_extents()
         origin, rest = _ZERO, where.number.rest
-        value: list[Number] = [0] * len(modes)
-        thread: list[Number] = [0] * len(threads)
+        value: list[int] = [0] * len(modes)
+        thread: list[int] = [0] * len(threads)
         for part, often in where.number.parts:
             place = self._place(part)
             strange = [d for d in place.steps if self._digits.counted(d) and d not in modes]

@@ -20,7 +20,6 @@ from tinygpu.term.builder.digits import (
     Condition,
     Declarations,
     LoopIndex,
-    Number,
     Tile,
     TileValue,
     error,
@@ -49,18 +48,18 @@ class Scopes(Declarations):
         self._body: list[Statement] = []
         self._roles: list[tuple[bool, term.Role]] = []  # those of warpgroups come first
         self._role = ""  # that is being written
-        self._role_threads: Number = 0
-        self._copies: Number = 1
+        self._role_threads: int = 0
+        self._copies: int = 1
         self._tiles: tuple[str, str] | None = None
         self._tiled = False  # whether the role says where its tiles begin
         self._elected = False
-        self._only: tuple[Number, Number, Number] | None = None
+        self._only: tuple[int, int, int] | None = None
         self._broken: ProgramError | None = None
 
     # loops
 
     def loop(
-        self, name: str, *, over: str = "", by: Number = 1, first: Number | None = None,
+        self, name: str, *, over: str = "", by: int = 1, first: int | None = None,
         trips: TileValue | None = None, start: TileValue | None = None,
     ) -> Iterator[LoopIndex]:  # fmt: skip
         """Trace a loop's body once.  It covers the axis in whose pattern it stands, or ``over``.
@@ -72,7 +71,7 @@ class Scopes(Declarations):
         return self._loop(name, self._digits.loop(name, over, by, trips, start), first)
 
     def unrolled(
-        self, name: str, count: Number, *, start: Number = 0, stop: Number | None = None
+        self, name: str, count: int, *, start: int = 0, stop: int | None = None
     ) -> Iterator[LoopIndex]:
         """Trace a body that is written out ``count`` times, or those from ``start`` to ``stop``."""
         if name in self._digits.loops or self._digits.by(name) != "a loop":
@@ -85,7 +84,7 @@ class Scopes(Declarations):
         return self._loop(name, extent, extent)
 
     def _loop(
-        self, name: str, count: Number, written: Number | None, start: Number = 0
+        self, name: str, count: int | str, written: int | None, start: int = 0
     ) -> Iterator[LoopIndex]:
         outer, where = self._digits.written_out() if self._tiles else (), here()
         with self._digits.opened(name, where), self._nested() as body:
@@ -98,7 +97,7 @@ class Scopes(Declarations):
         trips = count if written is None else written
         self._append(term.For(name, trips, tuple(body), written is not None, start))
 
-    def run_on(self, name: str, turns: Number) -> None:
+    def run_on(self, name: str, turns: int) -> None:
         """Do here what a loop before, of a parameter's trips, leaves undone: ``turns`` more of it.
 
         What stands there ``when(step < step.count)`` is not done again; what it does n steps late,
@@ -115,7 +114,7 @@ class Scopes(Declarations):
         self._body[at] = replace(loop, body=within_trips(loop))
         self._append(term.For(beyond, turns, beyond_trips(loop, beyond), unrolled=True))
 
-    def tiles(self, *, start: str = "", step: Number = 1, **values: Expression) -> Iterator[Tile]:
+    def tiles(self, *, start: str = "", step: int = 1, **values: Expression) -> Iterator[Tile]:
         """Trace what is done for each tile of a CTA: one, or with ``persistent`` several.
 
         Copies that take tiles in turn begin at the digit ``start`` and go on by ``step``.
@@ -147,8 +146,8 @@ class Scopes(Declarations):
 
     @contextmanager
     def role(
-        self, name: str, *, warps: Number = 0, warpgroups: Number = 0, registers: Number = 0,
-        **copies: Number,
+        self, name: str, *, warps: int = 0, warpgroups: int = 0, registers: int = 0,
+        **copies: int,
     ) -> Iterator[None]:  # fmt: skip
         """Give warps a body of their own.  Roles of warpgroups come first in the CTA.
 
@@ -271,7 +270,7 @@ class Scopes(Declarations):
         if not self._role:
             raise error(f"{what}: stands outside of a role; write it in k.role(..)", what)
 
-    def _finished(self, persistent: Number) -> tuple[term.Role, ...]:
+    def _finished(self, persistent: int) -> tuple[term.Role, ...]:
         """Return the roles.  Raises ProgramError for what is not finished."""
         if self._broken:
             raise self._broken

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from tinygpu.isa.instructions import INSTRUCTIONS
 from tinygpu.term import program as term
-from tinygpu.term.builder.digits import Digits, LoopIndex, Number, error
+from tinygpu.term.builder.digits import Digits, LoopIndex, error
 from tinygpu.term.builder.memory import Arithmetic, Held
 from tinygpu.term.operation import Operation
 from tinygpu.term.program import Access, Affine, Buffer, var
@@ -49,9 +49,7 @@ class Synchronisation(Arithmetic):
         super().__init__(name, operation)
         self._barriers: list[term.Barrier] = []
 
-    def mbarriers(
-        self, name: str, stages: Number, *, arrivals: Number, home: str = ""
-    ) -> BarrierRing:
+    def mbarriers(self, name: str, stages: int, *, arrivals: int, home: str = "") -> BarrierRing:
         """Declare a ring of mbarriers, each use of which ``arrivals`` complete.
 
         CTAs that the digit ``home`` counts use those of the first of them.
@@ -62,9 +60,7 @@ class Synchronisation(Arithmetic):
         self._barriers.append(barrier)
         return BarrierRing(self._digits, barrier)
 
-    def named_barriers(
-        self, name: str, stages: Number, *, threads: Number, number: Number
-    ) -> BarrierRing:
+    def named_barriers(self, name: str, stages: int, *, threads: int, number: int) -> BarrierRing:
         """Declare a ring of named barriers, ``number`` and those after it, of so many threads.
 
         ``k.wait`` of a use is bar.sync by all threads of the role's copy, ``k.arrive`` bar.arrive;
@@ -84,9 +80,7 @@ class Synchronisation(Arithmetic):
         self._in_role("wait")
         self._append(term.Wait(use.barrier, use.index))
 
-    def arrive(
-        self, use: BarrierUse, *, expect: Number = 0, to: str = "cta", after: str = ""
-    ) -> None:
+    def arrive(self, use: BarrierUse, *, expect: int = 0, to: str = "cta", after: str = "") -> None:
         """Arrive at a use; it then is complete when ``expect`` bytes have landed, too.
 
         ``to`` = "cluster", or digits of it as "rank_m": in each CTA that they count.  ``after`` =
@@ -105,7 +99,7 @@ class Synchronisation(Arithmetic):
         """End a group, for which ``wait_group`` waits."""
         self._append(term.Commit(group))
 
-    def wait_group(self, group: str, pending: Number, *, read: bool = False) -> None:
+    def wait_group(self, group: str, pending: int, *, read: bool = False) -> None:
         """Wait until all but the newest ``pending`` groups are done."""
         self._append(term.WaitGroup(pending, group, read))
 

@@ -17,7 +17,7 @@ import numpy as np
 from tinygpu.isa.instruction import Instruction
 from tinygpu.isa.instructions import INSTRUCTIONS
 from tinygpu.term import program as term
-from tinygpu.term.builder.digits import LoopIndex, Number, differ, error
+from tinygpu.term.builder.digits import LoopIndex, differ, error
 from tinygpu.term.builder.memory import Arithmetic, Array, Held, Piece, across, fitting, piece_of
 from tinygpu.term.builder.synchronisation import BarrierUse
 from tinygpu.term.operation import Operation
@@ -43,7 +43,7 @@ class TensorInstructions(Arithmetic):
         """Of a digit of rows in tensor memory the lanes, the digit of halves, and the pair."""
 
     def tmem(
-        self, name: str, dtype: str, rows: str, columns: str, *, stages: Number, pair: str = "",
+        self, name: str, dtype: str, rows: str, columns: str, *, stages: int, pair: str = "",
         halves: str = "",
     ) -> Array:  # fmt: skip
         """Declare a ring of tiles in tensor memory: the sums of products, or their first factor.
@@ -247,9 +247,9 @@ class TensorInstructions(Arithmetic):
         if isinstance(fresh, LoopIndex):
             self._digits.in_scope(fresh)
         row_axis, depth, column_axis = self._factors(x, y)
-        columns, along = (self._digits.along(axis, y.equations)[0] for axis in (column_axis, depth))
+        columns, along = (self._digits.on_chip(axis, y.equations) for axis in (column_axis, depth))
         if isinstance(x, Piece):
-            rows = self._digits.along(row_axis, x.equations)[0]
+            rows = self._digits.on_chip(row_axis, x.equations)
         else:
             rows = dict.fromkeys((d for d in x.digits[::-1] if d not in along), 0)
         half, far, pair, groups = self._of_sums(sums, rows, columns)
@@ -320,7 +320,7 @@ class TensorInstructions(Arithmetic):
         raise error(f"{text}; say how in a pattern of that", "wgmma")
 
     def _of_sums(
-        self, sums: Held, rows: Mapping[str, Number], columns: Mapping[str, Number]
+        self, sums: Held, rows: Mapping[str, int], columns: Mapping[str, int]
     ) -> tuple[str, str, str, list[str]]:
         """Return the digits of sums: half, far (or none), pair, groups, fastest first."""
         down, right = (list(filter(self._digits.counted, digits)) for digits in (rows, columns))
@@ -334,7 +334,7 @@ class TensorInstructions(Arithmetic):
         return half, far, pair, groups
 
     def _of_depth(
-        self, x: Held, along: Mapping[str, Number], rows: tuple[str, ...]
+        self, x: Held, along: Mapping[str, int], rows: tuple[str, ...]
     ) -> tuple[str, str, str]:
         """Return the digits that count k in registers: word, deep, and the quad of threads."""
         digits = list(filter(self._digits.counted, along))
@@ -344,12 +344,12 @@ class TensorInstructions(Arithmetic):
             raise error(f"{text}; they have to be a digit, a quad and a pair", "wgmma")
         return digits[0], digits[1], quads[0]
 
-    def _moving(self, steps: Mapping[str, Number]) -> dict[str, Number]:
+    def _moving(self, steps: Mapping[str, int]) -> dict[str, int]:
         """Return the steps of digits that neither threads nor an instruction count."""
         return {d: s for d, s in steps.items()
                 if not self._digits.counted(d) and self._digits.by(d) != "threads"}  # fmt: skip
 
-    def _origin(self, array: Array, axes: Mapping[str, Mapping[str, Number]]) -> tuple[Affine, ...]:
+    def _origin(self, array: Array, axes: Mapping[str, Mapping[str, int]]) -> tuple[Affine, ...]:
         """Return where a slabbed tile's part begins, by the steps of variables along its axes."""
         found = [Affine()] * 3
         for axis, steps in axes.items():
@@ -360,8 +360,8 @@ class TensorInstructions(Arithmetic):
         return tuple(found)
 
     def _in_slabs(
-        self, array: Array, axis: str, step: Number, digit: str
-    ) -> list[tuple[Number, tuple[Number, ...], Number]]:
+        self, array: Array, axis: str, step: int, digit: str
+    ) -> list[tuple[int, tuple[int, ...], int]]:
         """Return a digit as two modes, in a slab and beyond: extent, way, steps of the digit."""
         extent, near = self._digits.extent(digit), self._digits.extent(digit)
         if array.axes[-1] == axis:
@@ -397,11 +397,11 @@ class TensorInstructions(Arithmetic):
         within, at, still = var("slice", step), var("slab"), ((0, 0, 0),) * 3
         along = var("slab", slab) + within
         wide = slab if y.array.axes[-1] == columns else part
-        of_y: tuple[tuple[Number, ...], ...] = ((0, 1, 0), (1, 0, 0), (wide, 0, 0))
+        of_y: tuple[tuple[int, ...], ...] = ((0, 1, 0), (1, 0, 0), (wide, 0, 0))
         from_y: tuple[Affine, ...] = (Affine(), within, at)
         if y.array.axes[-1] == columns:
             of_y, from_y = ((1, 0, 0), (0, 1, 0), (0, 0, 1)), (along, Affine(), Affine())
-        of_x: tuple[tuple[Number, ...], ...] = ((0, 1, 0), *still, (1, 0, 0), (near, 0, 0))
+        of_x: tuple[tuple[int, ...], ...] = ((0, 1, 0), *still, (1, 0, 0), (near, 0, 0))
         from_x: tuple[Affine, ...] = (Affine(), within, at)
         if in_tmem:
             of_x, from_x = tuple(each[:2] for each in of_x), (Affine(), along)
