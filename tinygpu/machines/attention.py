@@ -79,6 +79,8 @@ class FlashAttention(Machine):
     """What has to be a multiple of 16 B."""
     windowed: ClassVar[bool] = False
     """Whether it does windows."""
+    paged: ClassVar[bool] = False
+    """Whether it reads keys and values in pages."""
     tile_n: Any
 
     @property
@@ -123,7 +125,13 @@ class FlashAttention(Machine):
         masks = ["none", "causal"]
         if self.windowed and (window := window_of(operation)) and None not in window:
             masks.append("window:{}:{}".format(*window))
-        asked = {"scale": scaled, "lse": bool(operation.further)}
+        asked: dict[str, Any] = {"scale": scaled, "lse": bool(operation.further)}
+        if operation.pages and not self.paged:
+            raise OperationError(
+                f"machine {self.name}: {operation.name} with keys and values in pages; choose the "
+                "machine attention"
+            )
+        asked["pages"] = operation.pages.size if operation.pages else 0
         if operation not in [attention(dtype, mask=m, **asked) for m in masks]:
             raise OperationError(
                 f"machine {self.name}: {operation.name} with the mask {operation.mask}; it does "
@@ -194,7 +202,7 @@ class Attention(FlashAttention):
         "barrier.cluster", "shfl.sync",
         "st.global", "fma", "alu", "mufu", "mov",
     )  # fmt: skip
-    several, windowed = True, True
+    several, windowed, paged = True, True, True
     rows_by = _ROWS
     copied = "TMA's lines"
     spread = ("consumers", "tile_n")

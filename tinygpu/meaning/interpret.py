@@ -39,7 +39,8 @@ from tinygpu.meaning.touched import Toucher
 from tinygpu.meaning.turns import run_grid
 from tinygpu.term.expression import Expression
 from tinygpu.term.fields import require_known
-from tinygpu.term.operation import Problem
+from tinygpu.term.operation import Operation, Problem
+from tinygpu.term.pages import POOL
 from tinygpu.term.plan import Plan, Term
 from tinygpu.term.program import Do, Exit, For, Program, WaitGroup, When, walk
 
@@ -50,6 +51,7 @@ __all__ = [
     "check",
     "edge_of",
     "interpret",
+    "looked_up",
     "reduced",
     "tile_of",
     "unwritten",
@@ -125,7 +127,7 @@ def _interpreted(
     if groups := operation.groups:
         known[groups.ends] = tuple(int(x) for x in inputs[groups.ends])
         groups.require(known[groups.ends], sizes)
-    values = program.parameter_values(known)
+    values = program.parameter_values(known) | looked_up(operation, inputs)
     landing = _LANDINGS[(seed + seed // len(_LANDINGS)) % len(_LANDINGS)]
     run = Run(program, values, given, arrays, Toucher(values), random, landing, algebra)
     with np.errstate(all="ignore"):  # as the hardware: infinities and NaN are numbers
@@ -267,6 +269,8 @@ def _reduced_plan(problem: Problem, plan: Plan) -> dict[str, int]:
 def edge_of(program: Program, axis: str) -> tuple[int, bool]:
     """Return what a size of the axis has to be a multiple of, and whether it may end in a tile."""
     unit, guarded, leaving = 1, True, False
+    if (pages := program.operation.pages) and pages.axis == axis:
+        unit = pages.size
     for statement, _ in walk(program):
         if not isinstance(statement, Do | Exit):
             continue
@@ -285,6 +289,16 @@ def edge_of(program: Program, axis: str) -> tuple[int, bool]:
     return unit, guarded or leaving
 
 
+def looked_up(operation: Operation, inputs: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+    """Return the table of pages, and how many the pool has.  Raises OperationError without one."""
+    if (pages := operation.pages) is None:
+        return {}
+    if pages.table not in inputs:
+        raise OperationError(f"{operation.name}: no input {pages.table}; give the table of pages")
+    sizes = operation.sizes({name: array.shape for name, array in inputs.items()})
+    return {pages.table: inputs[pages.table].astype(np.int64), POOL: sizes[POOL]}
+
+
 def _arrays(
     program: Program,
     sizes: Mapping[str, int],
@@ -293,7 +307,8 @@ def _arrays(
 ) -> dict[str, GlobalArray]:
     """Hold the inputs, and outputs that are poisoned or cleared."""
     operation = program.operation
-    shapes = operation.shapes(sizes)
+    pool = {n: x for n, x in looked_up(operation, inputs).items() if n == POOL}
+    shapes = operation.shapes({**sizes, **pool})
     arrays: dict[str, GlobalArray] = {}
     for operand in operation.inputs:
         name, dtype = operand.name, DTYPES[operand.dtype]

@@ -11,7 +11,7 @@ scalars, sizes and coordinates, and has the axes of what it reads that it does n
 
 An operation may have ``further`` outputs, each an operand with an epilogue of its own.  With
 ``groups`` an axis is no axis of the points: its coordinate is the group in which a point's row is,
-by an array of the groups' ends.
+by an array of the groups' ends.  With ``pages`` some inputs lie in pages that a table names.
 
 A matmul has one reduction, its sum ``acc``; a softmax two; attention four; an elementwise operation
 none.
@@ -61,6 +61,7 @@ from tinygpu.term.expression import (
     parse,
     value,
 )
+from tinygpu.term.pages import POOL, Pages
 
 __all__ = [
     "ACC",
@@ -213,11 +214,13 @@ class Operation:
     scalars: tuple[str, ...] = ()
     further: tuple[tuple[Operand, Expression], ...] = ()
     groups: Groups | None = None
+    pages: Pages | None = None
 
     def __post_init__(self) -> None:
         self._require_kinds()
         made = [r.name for r in self.reductions]
         names = [*(o.name for o in self.operands), *self.scalars, *self.axes, *made]
+        names += [POOL] if self.pages else []
         for name in names:
             if not re.fullmatch(r"[A-Za-z_][A-Za-z_0-9]*", name):
                 raise self._error(f"name {name!r}; a name has letters, digits and _")
@@ -241,6 +244,8 @@ class Operation:
         if self.groups:
             self._require_groups(self.groups, have, reduced)
             have = have | {self.groups.axis}
+        if self.pages:
+            self._require_pages(self.pages)
         kept = tuple(a for a in self.axes if a in have or a not in reduced)
         if lost := [a for a in kept if a not in have]:
             raise self._error(
@@ -268,6 +273,20 @@ class Operation:
                               "group is found by its ends")  # fmt: skip
         if any({groups.axis, groups.rows} <= {*o.axes} for o in self.inputs):
             raise self._error(f"groups: an input has rows and {groups.axis}; give it one of them")
+
+    def _require_pages(self, pages: Pages) -> None:
+        """Raise OperationError unless the table's inputs have its axes, and others say how long."""
+        known = {o.name: o for o in self.inputs}
+        for name in pages.inputs:
+            if name not in known:
+                raise self._error(f"pages: no input {name}; {nearest(name, known)}")
+            if not {pages.rows, pages.axis} <= {*(axes := known[name].axes)[:-1]}:
+                raise self._error(
+                    f"pages: {known[name]} needs {pages.rows} and {pages.axis} before its last "
+                    f"axis, {axes[-1]}, which lies in one piece"
+                )
+        if self.groups:
+            raise self._error("pages: rows are in groups, too; give one of them")
 
     def _require_read(self, made: list[str]) -> None:
         """Raise OperationError for names that are unknown or later, and reductions nobody reads."""
@@ -312,6 +331,8 @@ class Operation:
         require_kind(f"{what}: further", self.further, tuple, OperationError)
         if self.groups is not None:
             require_kind(f"{what}: groups", self.groups, Groups, OperationError)
+        if self.pages is not None:
+            require_kind(f"{what}: pages", self.pages, Pages, OperationError)
         for pair in self.further:
             if not isinstance(pair, tuple) or len(pair) != 2:
                 raise OperationError(f"{what}: further has {pair!r}; give (operand, epilogue)")
@@ -342,21 +363,43 @@ class Operation:
 
     @property
     def operands(self) -> tuple[Operand, ...]:
-        """The inputs, the groups' ends and the outputs: the order of a kernel's pointers."""
+        """The inputs, arrays of integers and the outputs: the order of a kernel's pointers."""
         return (*self.inputs, *self.indices, *self.outputs)
 
     @property
     def indices(self) -> tuple[Operand, ...]:
         """The arrays of integers that say where something is."""
-        return (self.groups.operand,) if self.groups else ()
+        pages = self.pages
+        table = (Operand(pages.table, (pages.rows, pages.axis), "i32"),) if pages else ()
+        return (*((self.groups.operand,) if self.groups else ()), *table)
 
     def operand(self, name: str) -> Operand:
         """Return the operand called ``name``."""
         return next(o for o in self.operands if o.name == name)
 
+    def stored(self, operand: Operand) -> tuple[str | int, ...]:
+        """Return the dimensions in which an operand lies: its axes, or those of a pool of pages."""
+        pages = self.pages_of(operand.name)
+        return pages.stored(operand.axes) if pages else operand.axes
+
+    def pages_of(self, name: str) -> Pages | None:
+        """Return the pages in which the operand of a name lies; None if it is in one piece."""
+        return self.pages if self.pages and name in self.pages.inputs else None
+
     def shapes(self, sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
-        """Return each operand's shape, given the axes' sizes."""
-        return {o.name: tuple(sizes[a] for a in o.axes) for o in self.operands}
+        """Return each operand's shape, given the axes' sizes.
+
+        A pool has as many pages as ``sizes`` says under "pages", or else one for each block.
+        """
+        if self.pages is None:
+            return {o.name: tuple(sizes[a] for a in o.axes) for o in self.operands}
+        rows, blocks = sizes[self.pages.rows], self.pages.blocks(sizes[self.pages.axis])
+        known = {POOL: rows * blocks, **sizes}
+        found = {
+            o.name: tuple(known[a] if isinstance(a, str) else a for a in self.stored(o))
+            for o in self.operands
+        }
+        return {**found, self.pages.table: (rows, blocks)}
 
     def sizes(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
         """Return the axes' sizes from the operands' shapes.
@@ -367,14 +410,23 @@ class Operation:
         for operand in self.operands:
             if operand.name not in shapes:
                 continue
-            shape = shapes[operand.name]
-            if len(shape) != len(operand.axes):
+            shape, axes = shapes[operand.name], self.stored(operand)
+            if len(shape) != len(axes):
                 raise OperationError(
-                    f"{self.name}: {operand.name} needs {len(operand.axes)} dimensions "
-                    f"({','.join(operand.axes)}), got shape {tuple(shape)}"
+                    f"{self.name}: {operand.name} needs {len(axes)} dimensions "
+                    f"({','.join(map(str, axes))}), got shape {tuple(shape)}"
                 )
-            for axis, size in zip(operand.axes, shape, strict=True):
-                if sizes.setdefault(axis, int(size)) != size:
+            spans = (*shape,)
+            if self.pages and operand.name == self.pages.table:
+                spans = (shape[0], shape[1] * self.pages.size)
+            for axis, size in zip(axes, spans, strict=True):
+                if isinstance(axis, int):
+                    if size != axis:
+                        raise OperationError(
+                            f"{self.name}: {operand.name} has shape {tuple(shape)}; a page has "
+                            f"{axis} of {self.pages.axis if self.pages else ''}"
+                        )
+                elif sizes.setdefault(axis, int(size)) != size:
                     raise OperationError(
                         f"{self.name}: axis {axis} is {sizes[axis]}, but {operand.name} "
                         f"has shape {tuple(shape)}; give operands whose {axis} agree"
@@ -456,8 +508,8 @@ class Operation:
         return math.prod(float(sizes[a]) for a in axes)
 
     def bytes(self, sizes: Mapping[str, int]) -> float:
-        """Return the fewest bytes to move: every operand once."""
-        shapes = self.shapes(sizes)
+        """Return the fewest bytes to move: every operand once, of pages those of each block."""
+        shapes = self.shapes({n: x for n, x in sizes.items() if n != POOL})
         return float(
             sum(ARRAY_DTYPES[o.dtype].bytes * float(np.prod(shapes[o.name])) for o in self.operands)
         )
@@ -479,6 +531,9 @@ class Operation:
         """
         if self.groups:
             return self._of_groups(self.groups, inputs, scalars, algebra, off)
+        if self.pages:
+            whole, inputs = self._gathered(self.pages, inputs)
+            return whole.reference(inputs, scalars, algebra, off)
         exact = {n: x.astype(np.float64) for n, x in inputs.items()}
         sizes = self.sizes({n: x.shape for n, x in exact.items()})
         if missing := [a for a in self.axes if a not in sizes]:
@@ -501,6 +556,19 @@ class Operation:
                         found[name] = np.empty_like(here[self.inputs[0].name], shape=shape)
                     found[name][at] = part
         return found
+
+    def _gathered(
+        self, pages: Pages, inputs: Mapping[str, NDArray[Any]]
+    ) -> tuple[Operation, dict[str, NDArray[Any]]]:
+        """Return the operation of inputs that lie in one piece, and these, read by the table."""
+        if pages.table not in inputs:
+            raise self._error(f"no input {pages.table}; give the table of pages")
+        self.sizes({n: x.shape for n, x in inputs.items()})
+        found = {o.name: inputs[o.name] for o in self.inputs}
+        for name in pages.inputs:
+            axes = self.operand(name).axes
+            found[name] = pages.gathered(axes, inputs[name], inputs[pages.table])
+        return replace(self, pages=None), found
 
     def _of_groups(
         self,
@@ -644,6 +712,9 @@ class Operation:
             text += f", then {self.epilogue}"
         if self.groups:
             text += f", {self.groups.axis} by {self.groups.ends} of {self.groups.rows}"
+        if self.pages:
+            pages = self.pages
+            text += f", {' and '.join(pages.inputs)} in pages of {pages.size} by {pages.table}"
         return "; ".join([text, *(f"{output} = {epilogue}" for output, epilogue in self.further)])
 
 
@@ -775,6 +846,8 @@ class Problem:
                     f"{name}: size {axis} is {got}; every size has to be at least 1, and at most "
                     f"{LARGEST_SIZE}: coordinates and parameters of a kernel have 32 bits"
                 )
+        if self.operation.pages:
+            self.operation.pages.blocks(sizes[self.operation.pages.axis])
         require_kind("problem: ends", self.ends, tuple, OperationError)
         if self.ends and self.operation.groups is None:
             raise OperationError(f"{name}: it has no groups; give no ends")
@@ -1044,8 +1117,9 @@ def softmax(dtype: str = "f32") -> Operation:
 
 
 def attention(
-    dtype: str = "bf16", *, mask: str = "none", scale: bool = True, lse: bool = False
-) -> Operation:
+    dtype: str = "bf16", *, mask: str = "none", scale: bool = True, lse: bool = False,
+    pages: int = 0,
+) -> Operation:  # fmt: skip
     """``o = softmax(scale q k^T + mask) v``, for each of l batches, h kv heads and g query heads.
 
     ``q[l,h,g,m,d]``, ``k[l,h,n,d]``, ``v[l,h,n,e]``, ``o[l,h,g,m,e]``: m queries, n keys; the g
@@ -1060,7 +1134,9 @@ def attention(
     A query that sees no key gives 0, without a NaN on the way: top is never below the least number
     of fp32, and rcp0 is 0 at 0.  ``lse``: a second output ``lse[l,h,g,m]`` in f32, the natural
     logarithm of the sum of exp(scale s) over the keys that a query sees; -inf if there is none.
-    Raises OperationError for another mask, and for types of 8 bits.
+    ``pages``: keys and values lie in pages of so many, k[page,h,key,d] and v[page,h,key,e], and
+    ``table[l,block]`` in i32 says in which (``tinygpu.term.pages``); n is a multiple of it.
+    Raises OperationError for another mask, for types of 8 bits, and for pages of no multiple of 16.
 
     >>> print(attention(mask="causal").mask)
     (index(n) <= (index(m) + (n - m)))
@@ -1074,6 +1150,12 @@ def attention(
         raise OperationError(
             f"attention: dtype {dtype}; there are f16, bf16, f32: weights of 8 bits lose the "
             "softmax's sum, convert the inputs"
+        )
+    require_kind("attention: pages", pages, int, OperationError)
+    if pages < 0 or pages % _PAGE_UNIT:
+        raise OperationError(
+            f"attention: pages of {pages} keys; give a multiple of {_PAGE_UNIT}, as 64: a page is "
+            "moved in boxes of so many lines"
         )
     shown, s = _shows(mask), value("s")
     seen = s if shown is None else apply("where", shown, s, -math.inf)
@@ -1097,6 +1179,7 @@ def attention(
         epilogue=ACC * apply("rcp0", value("total")),
         scalars=("scale",) if scale else (),
         further=((Operand("lse", tuple("lhgm"), "f32"), logarithm),) if lse else (),
+        pages=Pages("n", "l", pages, "table", ("k", "v")) if pages else None,
     )
 
 
@@ -1137,6 +1220,7 @@ def window_of(operation: Operation) -> tuple[int | None, int | None]:
     return None, 0
 
 
+_PAGE_UNIT = 16
 _LEAST = -(2 - 2.0**-23) * 2.0**127
 """The least finite number of fp32."""
 

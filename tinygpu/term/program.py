@@ -235,6 +235,15 @@ class Program:
                     if isinstance(ring, Barrier):
                         self._declares(statement, "barrier", ring, self.barriers)
 
+    def _lies(self, buffer: Buffer) -> None:
+        """Raise ProgramError unless an array lies in pages where the operation says so."""
+        if buffer.pages != (wanted := self.operation.pages_of(buffer.name)):
+            said = f"in pages of {wanted.size} by {wanted.table}" if wanted else "in one piece"
+            raise ProgramError(
+                f"program {self.name}: {buffer.name} lies {said}, by its operation, and the term "
+                "says otherwise; give the buffer the operation's pages"
+            )
+
     def _declares(
         self,
         statement: Statement,
@@ -449,6 +458,7 @@ class Program:
             need(f"buffer {buffer.name}", (*buffer.shape, *buffer.stride), known)
             if buffer.level == "gmem":
                 need("its global memory", (buffer.name,), operands)
+                self._lies(buffer)
         grid = bind(tuple(a.var for a in self.grid), frozenset())
         ranks = bind(tuple(name for name, _ in self.cluster), grid) - grid
         taken = isinstance(self.persistent, int) and bool(self.persistent)
@@ -692,6 +702,8 @@ def _misused(do: Do) -> str:
             return f"registers are each thread's own; {buffer.name}'s thread steps have to be 0"
         if access.trimmed and how.unit != "tma":
             return f"{access}: only TMA leaves lines out; guard the access"
+        if buffer.pages and (do.write is access or how.unit != "tma" or access.trimmed or own):
+            return f"{buffer.name} lies in pages; TMA's loads alone look up in which"
     if not own:
         tensor = how.unit == "tensor" and how.issuer in ("warpgroup", "one")
         for field, given, meant in (

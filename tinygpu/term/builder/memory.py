@@ -272,13 +272,15 @@ class DataMovement(Scopes):
         arrays = []
         for o in (*operation.inputs, *operation.outputs):
             stride: list[int | str] = [1]
-            for back, axis in enumerate(reversed(o.axes[1:])):
+            for back, axis in enumerate(reversed(operation.stored(o)[1:])):
                 kind = "ld" if back == 0 else f"ls{back if back > 1 else ''}"
                 pitch = f"{kind}_{o.name}"
                 inner = stride[0] if isinstance(stride[0], str) else None
-                self._pitches.append((pitch, value(inner) * value(axis) if inner else value(axis)))
+                size = value(axis) if isinstance(axis, str) else Constant(axis)
+                self._pitches.append((pitch, value(inner) * size if inner else size))
                 stride.insert(0, pitch)
-            buffer = Buffer(o.name, "gmem", o.dtype, o.axes, tuple(stride))
+            pages = operation.pages_of(o.name)
+            buffer = Buffer(o.name, "gmem", o.dtype, o.axes, tuple(stride), pages=pages)
             arrays.append(Array(self._digits, buffer, o.axes))
         self.arrays = tuple(arrays)
         count = len(operation.inputs)
