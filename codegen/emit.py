@@ -575,6 +575,7 @@ class Emitter(KernelCode):
     ) -> None:
         """Emit one turn of a running loop, and the steps to the next."""
         with self.text.scope():
+            tma.look_up(self, loop.body, scope)
             self.body(loop.body, replace(scope, turns={**scope.turns, loop.var: known}))
             if known.far == 1:
                 return

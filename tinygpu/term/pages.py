@@ -10,7 +10,8 @@ An operation, a term and their proofs speak of x.  Where its elements lie is sai
 interpreter, the code, a launch.  The coordinates of y are as many as those of x, in their order:
 the page is in the place of l.  Pages may be repeated, and be in any order.
 
-The table is of i32, contiguous, and has a column for each block: n is P times as many.
+The table is of i32 and has a column for each block: n is P times as many.  Its rows lie ``pitch``
+apart, a parameter of the term.
 
 >>> pages = Pages("n", "l", 2, "table", ("k",))
 >>> pages.stored(("l", "n", "d")), pages.stored(("l", "m"))
@@ -58,6 +59,11 @@ class Pages:
                 f"pages of {self.size!r}; give how many of {self.axis} a page has, 1 or more"
             )
 
+    @property
+    def pitch(self) -> str:
+        """The parameter that says how far rows of the table are apart."""
+        return f"ld_{self.table}"
+
     def stored(self, axes: Sequence[str]) -> tuple[str | int, ...]:
         """Return the dimensions of the pool of an input with these axes."""
         if not {self.axis, self.rows} <= {*axes}:
@@ -95,7 +101,7 @@ class Pages:
         Entries of the table that are no page's number give zeros.
         """
         rows, along = axes.index(self.rows), axes.index(self.axis)
-        entries = np.asarray(table, like=pool)
+        entries = np.asarray(table, like=pool).astype(np.int64)
         there = (entries >= 0) & (entries < pool.shape[rows])
         paged = np.moveaxis(pool, (rows, along), (0, 1))
         blocks = paged[entries.clip(0, pool.shape[rows] - 1)]  # rows, blocks, within, the rest

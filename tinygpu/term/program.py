@@ -243,6 +243,11 @@ class Program:
                 f"program {self.name}: {buffer.name} lies {said}, by its operation, and the term "
                 "says otherwise; give the buffer the operation's pages"
             )
+        if wanted and wanted.pitch not in dict(self.parameters):
+            raise ProgramError(
+                f"program {self.name}: {buffer.name} lies {said}, and no parameter {wanted.pitch} "
+                f"says how far rows of {wanted.table} are apart; add it"
+            )
 
     def _declares(
         self,

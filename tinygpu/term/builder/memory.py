@@ -282,6 +282,8 @@ class DataMovement(Scopes):
             pages = operation.pages_of(o.name)
             buffer = Buffer(o.name, "gmem", o.dtype, o.axes, tuple(stride), pages=pages)
             arrays.append(Array(self._digits, buffer, o.axes))
+        if pages := operation.pages:
+            self._pitches.append((pages.pitch, value(pages.axis).ceildiv(pages.size)))
         self.arrays = tuple(arrays)
         count = len(operation.inputs)
         self.inputs, self.outputs = self.arrays[:count], self.arrays[count:]
