@@ -777,6 +777,12 @@ class Emitter(KernelCode):
                 return self._copied(walk.group)
             case Apply("slots_before", (array, Constant(block), Value(name))):
                 return self._copied(self._walk(name, array, int(block)).before)
+            case Apply("element", (array, Value(name))) if name in self.addresses.variables:
+                at = self.addresses.variables[name]
+                found, place = self.text.register("u32"), f"%p_{array}"
+                place = str(self.text.wide_multiply_add(at, 4, place))
+                self.text.emit(f"ld.global.u32 {found}, [{place}]")
+                return found
             case Apply("element", (array, Value(name))):
                 return self._copied(self._walk(name, array).end)
             case Apply("element", (array, Apply("sub", (Value(name), Constant(1))))):

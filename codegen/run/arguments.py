@@ -35,11 +35,13 @@ from tinygpu.codegen.runtime.views import View
 from tinygpu.errors import ProgramError
 from tinygpu.isa.memory import ARRAY_DTYPES
 from tinygpu.term.expression import Apply, Constant, Expression, Value
-from tinygpu.term.operation import Operand, Operation, Problem
+from tinygpu.term.operation import LARGEST_SIZE, Operand, Operation, Problem
 from tinygpu.term.plan import Plan, Term
 from tinygpu.term.program import Access, Block, Do, Exit, For, Program, When, span, walk
 
 __all__ = ["contract_of", "dense", "vector_of"]
+
+
 
 
 def contract_of(term: Term, sizes: Mapping[str, int] | None = None) -> Contract:
@@ -210,7 +212,7 @@ def _tile_values(program: Program) -> tuple[tuple[str, Formula, Formula], ...]:
     Each names the parts before it: ``part`` is the most, ``part least`` the least of it.
     """
     found: dict[str, tuple[Formula, Formula]] = {axis.var: (0, axis.var) for axis in program.grid}
-    places = {*found}
+    places, long = {*found}, program.operation.lengths
 
     def named(name: str) -> tuple[Formula, Formula]:
         return found[name] if name in places else (f"{name} least", name)
@@ -227,6 +229,8 @@ def _tile_values(program: Program) -> tuple[tuple[str, Formula, Formula], ...]:
     def parts(node: Expression) -> tuple[Formula, Formula]:
         assert isinstance(node, Apply)
         match node:
+            case Apply("element", (Value(name), _)) if long and name == long.name:
+                return 0, LARGEST_SIZE  # whatever it has
             case Apply("element" | "slots_before"):  # an end of a group, or 0; no more blocks
                 assert program.operation.groups is not None
                 return 0, program.operation.groups.rows

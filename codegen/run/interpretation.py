@@ -35,7 +35,7 @@ from tinygpu.codegen.kernel.tensor_map import tensor_maps
 from tinygpu.codegen.runtime.maps import mapped_array
 from tinygpu.isa.memory import DTYPES
 from tinygpu.meaning.composition import part_of
-from tinygpu.meaning.inputs import drawn_ends, drawn_table
+from tinygpu.meaning.inputs import drawn_ends, drawn_lengths, drawn_table
 from tinygpu.meaning.tolerance import ratio_of
 from tinygpu.term.pages import POOL
 from tinygpu.term.plan import Plan, Term, kernels_of
@@ -94,6 +94,8 @@ def interpret(
     if pages := operation.pages:
         many = {**sizes, POOL: shapes[pages.inputs[0]][0]}
         inputs[pages.table] = drawn_table(operation, many, rng.standard_normal)
+    if long := operation.lengths:
+        inputs[long.name] = drawn_lengths(long, sizes, rng.standard_normal)
     scalars = {**dict.fromkeys(operation.scalars, _SCALAR), **scalars}
     exact = {name: values.astype(np.float64) for name, values in inputs.items()}
     with np.errstate(over="ignore", under="ignore"):  # far tails of activations

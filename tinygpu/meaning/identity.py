@@ -58,7 +58,7 @@ from tinygpu.meaning.canonical import NotCanonicalError, canonical_run
 from tinygpu.meaning.composition import by_reference, composed
 from tinygpu.meaning.execution import is_tile
 from tinygpu.meaning.exponential_ring import DRAWS, P2, exponential_ring, has_exponential
-from tinygpu.meaning.inputs import drawn, drawn_ends, drawn_table, kinds
+from tinygpu.meaning.inputs import drawn, drawn_ends, drawn_lengths, drawn_table, kinds
 from tinygpu.meaning.interpret import SCALAR, edge_of, interpret, tile_of, wrong_result
 from tinygpu.meaning.prime_field import prime_field
 from tinygpu.meaning.race import Finding
@@ -298,7 +298,8 @@ def _computes(program: Program, draws: int) -> Meaning:
     cover = _cover(program)
     if cover is not None and cover.at:  # a counterexample, which the run is to confirm
         least = different[-1]
-        full = (*full, {axis: cover.at.get(axis, least[axis]) for axis in least})
+        there = {axis: cover.at.get(axis, least[axis]) for axis in least}
+        full = (*full, program.operation.in_pages(there))
     for sizes in full:
         if (work := _work(program, sizes)) <= left:
             left -= work
@@ -404,6 +405,9 @@ def _findings(
         sizes = {**sizes, groups.ends: tuple(inputs[groups.ends].tolist())}
     if pages := operation.pages:
         inputs[pages.table] = drawn_table(operation, {**sizes, **pool}, random.standard_normal)
+    if long := operation.lengths:
+        inputs[long.name] = drawn_lengths(long, sizes, random.standard_normal)
+        sizes = {**sizes, long.name: tuple(inputs[long.name].tolist())}
     scalars = {n: float(random.integers(exact.modulus)) for n in operation.scalars}
     try:
         result, found, shared = canonical_run(program, sizes, inputs, scalars, exact, on_chip)
@@ -428,6 +432,8 @@ def _finding_in_floats(
         made = drawn(operation, sizes, kind, np.random.default_rng(0).standard_normal)
         inputs = {o.name: DTYPES[o.dtype].round(made[o.name]) for o in operation.inputs}
         inputs |= {o.name: made[o.name] for o in operation.indices}
+        if long := operation.lengths:
+            sizes = {**sizes, long.name: tuple(made[long.name].tolist())}
         try:
             result, found, _ = canonical_run(program, sizes, inputs, scalars, FLOATS, on_chip)
             found = (*found, *wrong_result(program, sizes, inputs, scalars, result, FLOATS)[0])
@@ -473,6 +479,7 @@ def _instances(
     }
     most = {axis: dict(program.at_most).get(axis, width * 2**20)
             for axis, (width, _, _, _) in steps.items()}  # fmt: skip
+    whole = program.operation.in_pages
     looped = any(loops for _, loops, _, _ in steps.values())
     last = sum(window(program)) + 1 if looped else 1
     found: list[Mapping[str, int]] = []
@@ -481,10 +488,10 @@ def _instances(
         for axis, (width, loops, _, _) in steps.items():
             tiles = trips if loops else 1 + (trips == 1)
             sizes[axis] = width * min(tiles, most[axis] // width)
-        found.append(sizes)
-    found += (sizes for sizes in _telling(program, steps, most) if sizes not in found)
+        found.append(whole(sizes))
+    found += (sizes for sizes in map(whole, _telling(program, steps, most)) if sizes not in found)
     kinds = {(last, 2): None, (min(2, last), 2): None, (1, 2): None, (1, 1): None}
-    others = (_different(steps, most, trips=trips, wide=wide) for trips, wide in kinds)
+    others = (whole(_different(steps, most, trips=trips, wide=wide)) for trips, wide in kinds)
     return tuple(found), tuple(others)
 
 
@@ -554,7 +561,7 @@ def _larger(program: Program) -> tuple[Mapping[str, int], ...]:
         while _work(program, sizes) > _MOST_LARGER and any(tiles[a] > least[a] for a in tiles):
             tiles[max(tiles, key=lambda axis: tiles[axis] - least[axis])] -= 1
             sizes = _of_tiles(tiles, ends)
-        found.append(sizes)
+        found.append(program.operation.in_pages(sizes))
     return tuple({tuple(sizes.items()): sizes for sizes in found}.values())
 
 

@@ -30,11 +30,11 @@ from typing import Any
 import numpy as np
 
 from tinygpu.term.operation import Groups, Operation
-from tinygpu.term.pages import POOL, Pages
+from tinygpu.term.pages import POOL, Lengths, Pages
 
 __all__ = [
     *("AGAIN", "EMPTY", "KINDS", "NOWHERE", "PLANTED", "RISE", "drawn", "drawn_ends"),
-    *("drawn_table", "kinds"),
+    *("drawn_lengths", "drawn_table", "kinds"),
 ]
 
 KINDS = ("normal", "rising", "planted")
@@ -75,6 +75,8 @@ def drawn(
             np.asarray(groups.ends_of(sizes), np.int32) if given
             else drawn_ends(groups, sizes, normal((sizes[groups.axis],)))
         )  # fmt: skip
+    if operation.lengths:
+        found[operation.lengths.name] = drawn_lengths(operation.lengths, sizes, normal)
     if kind == "normal":
         return found
     for operand in operation.inputs:
@@ -138,6 +140,19 @@ def drawn_table(
     table = np.where(odd < -AGAIN, np.roll(table, 1), table)
     table = np.where(odd > NOWHERE, np.where(odd > NOWHERE + 0.2, -1, many), table)
     return table.astype("int32")
+
+
+def drawn_lengths(
+    lengths: Lengths, sizes: Mapping[str, int], normal: Callable[[tuple[int, ...]], Any]
+) -> Any:
+    """Return a length of each row, those of the sizes or made of a normal number each.
+
+    One in six is 0, one in six full.  An array of NumPy, of i32.
+    """
+    if lengths.name in sizes:
+        return np.asarray(lengths.of(sizes), np.int32)
+    many, most = sizes[lengths.rows], sizes[lengths.axis]
+    return (most * (_on_host(normal((many,))) + 1) / 2).round().clip(0, most).astype("int32")
 
 
 def drawn_ends(groups: Groups, sizes: Mapping[str, int], normal: Any) -> Any:

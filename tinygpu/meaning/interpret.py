@@ -187,7 +187,7 @@ def reduced(problem: Problem, term: Term) -> dict[str, int]:
         parts = tile // unit
         rest = unit * (parts // 2 + (parts > 3)) if guarded and parts > 1 else tile
         sizes[axis] = min(size, (tiles - 1) * tile + rest, dict(program.at_most).get(axis, size))
-    return sizes
+    return program.operation.in_pages(sizes)
 
 
 _FARTHEST, _LONG = 1 << 20, 1 << 10
@@ -199,10 +199,13 @@ def tile_of(program: Program, axis: str) -> tuple[int, bool]:
     Of a loop that runs to a tile value: in some tile.
     """
     names: list[int | str] = []
+    moving: set[int | str] = set()
     for statement, _ in walk(program):
         match statement:
             case For(trips=name) | When(bound=name):
                 names.append(name)
+        for access in statement.accesses:
+            moving |= {*access.guard, *(name for o in access.origin for name, _ in o.terms)}
     known = dict(program.parameters)
     trips = sorted({n for n in names if isinstance(n, str) and n in known})
     most = dict(program.at_most).get(axis, _FARTHEST)
@@ -215,7 +218,8 @@ def tile_of(program: Program, axis: str) -> tuple[int, bool]:
     def counts(size: int) -> tuple[tuple[int, ...], tuple[object, ...]]:
         sizes = others | {axis: size}
         values = program.parameter_values(sizes)
-        own = tuple(frozenset(each) for each in program.values_of_tiles(sizes).values())
+        every = program.values_of_tiles(sizes).items()  # of those that are not compared alone
+        own = tuple(frozenset(each) for name, each in every if name in {*names, *moving})
         return program.grid_extents(sizes), (*(values[t] for t in trips), *own)
 
     on_grid = axis in _sizes_in(program, [a.extent for a in program.grid])
@@ -290,13 +294,20 @@ def edge_of(program: Program, axis: str) -> tuple[int, bool]:
 
 
 def looked_up(operation: Operation, inputs: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
-    """Return the table of pages, and how many the pool has.  Raises OperationError without one."""
-    if (pages := operation.pages) is None:
-        return {}
-    if pages.table not in inputs:
-        raise OperationError(f"{operation.name}: no input {pages.table}; give the table of pages")
-    sizes = operation.sizes({name: array.shape for name, array in inputs.items()})
-    return {pages.table: inputs[pages.table].astype(np.int64), POOL: sizes[POOL]}
+    """Return the table of pages, how many the pool has, and the rows' lengths, as far as there are.
+
+    Raises OperationError without one of the arrays.
+    """
+    pages, long, found = operation.pages, operation.lengths, dict[str, Any]()
+    for o in operation.indices if pages or long else ():
+        if o.name not in inputs:
+            raise OperationError(f"{operation.name}: no input {o.name}; give an array of integers")
+    if long:
+        found[long.name] = tuple(int(x) for x in inputs[long.name])
+    if pages:
+        sizes = operation.sizes({name: array.shape for name, array in inputs.items()})
+        found |= {pages.table: inputs[pages.table].astype(np.int64), POOL: sizes[POOL]}
+    return found
 
 
 def _arrays(

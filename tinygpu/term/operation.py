@@ -11,7 +11,8 @@ scalars, sizes and coordinates, and has the axes of what it reads that it does n
 
 An operation may have ``further`` outputs, each an operand with an epilogue of its own.  With
 ``groups`` an axis is no axis of the points: its coordinate is the group in which a point's row is,
-by an array of the groups' ends.  With ``pages`` some inputs lie in pages that a table names.
+by an array of the groups' ends.  With ``pages`` some inputs lie in pages that a table names.  With
+``lengths`` conditions may compare coordinates with how far an axis goes in a row.
 
 A matmul has one reduction, its sum ``acc``; a softmax two; attention four; an elementwise operation
 none.
@@ -61,7 +62,7 @@ from tinygpu.term.expression import (
     parse,
     value,
 )
-from tinygpu.term.pages import POOL, Pages
+from tinygpu.term.pages import POOL, Lengths, Pages
 
 __all__ = [
     "ACC",
@@ -215,6 +216,7 @@ class Operation:
     further: tuple[tuple[Operand, Expression], ...] = ()
     groups: Groups | None = None
     pages: Pages | None = None
+    lengths: Lengths | None = None
 
     def __post_init__(self) -> None:
         self._require_kinds()
@@ -246,6 +248,10 @@ class Operation:
             have = have | {self.groups.axis}
         if self.pages:
             self._require_pages(self.pages)
+        if self.lengths:
+            for axis in (self.lengths.rows, self.lengths.axis):
+                if axis not in self.axes:
+                    raise self._error(f"lengths: {axis} is no axis; {nearest(axis, self.axes)}")
         kept = tuple(a for a in self.axes if a in have or a not in reduced)
         if lost := [a for a in kept if a not in have]:
             raise self._error(
@@ -292,6 +298,8 @@ class Operation:
         """Raise OperationError for names that are unknown or later, and reductions nobody reads."""
         arrays = [o.name for o in self.inputs]
         known, unread = [*arrays, *self.scalars, *self.axes], list(made)
+        long = [self.lengths.name] if self.lengths else []
+        known += long
         ends = [epilogue for _, epilogue in self.results]
         every = [*(r.expression for r in self.reductions), *ends]
         for expression, name in zip(every, [*made, *("" for _ in ends)], strict=True):
@@ -305,11 +313,16 @@ class Operation:
             for looked in lookups(expression):
                 raise self._error(f"{looked}: a lookup; only tile values of a term are some")
             for compared in comparisons(expression):
-                if strange := [n for n in compared.names() if n in known and n not in self.axes]:
+                fine = (*self.axes, *long)
+                if strange := [n for n in compared.names() if n in known and n not in fine]:
                     raise self._error(
                         f"{compared}: {strange[0]} is no size; compare index(axis), sizes and "
                         "whole numbers"
                     )
+            inside = sum(n == value(m) for c in comparisons(expression) for n in c.nodes()
+                         for m in long)  # fmt: skip
+            if inside != sum(n == value(m) for n in expression.nodes() for m in long):
+                raise self._error(f"{expression}: {long[0]} is compared with coordinates alone")
             unread = [u for u in unread if u not in reads]
             known.append(name)
         if unread:
@@ -333,6 +346,8 @@ class Operation:
             require_kind(f"{what}: groups", self.groups, Groups, OperationError)
         if self.pages is not None:
             require_kind(f"{what}: pages", self.pages, Pages, OperationError)
+        if self.lengths is not None:
+            require_kind(f"{what}: lengths", self.lengths, Lengths, OperationError)
         for pair in self.further:
             if not isinstance(pair, tuple) or len(pair) != 2:
                 raise OperationError(f"{what}: further has {pair!r}; give (operand, epilogue)")
@@ -370,8 +385,12 @@ class Operation:
     def indices(self) -> tuple[Operand, ...]:
         """The arrays of integers that say where something is."""
         pages = self.pages
-        table = (Operand(pages.table, (pages.rows, pages.axis), "i32"),) if pages else ()
-        return (*((self.groups.operand,) if self.groups else ()), *table)
+        found = [self.groups.operand] if self.groups else []
+        if pages:
+            found.append(Operand(pages.table, (pages.rows, pages.axis), "i32"))
+        if self.lengths:
+            found.append(Operand(self.lengths.name, (self.lengths.rows,), "i32"))
+        return tuple(found)
 
     def operand(self, name: str) -> Operand:
         """Return the operand called ``name``."""
@@ -385,6 +404,13 @@ class Operation:
     def pages_of(self, name: str) -> Pages | None:
         """Return the pages in which the operand of a name lies; None if it is in one piece."""
         return self.pages if self.pages and name in self.pages.inputs else None
+
+    def in_pages(self, sizes: Mapping[str, int]) -> dict[str, int]:
+        """Return sizes, that of an axis which lies in pages raised to whole ones."""
+        if self.pages is None:
+            return {**sizes}
+        axis, each = self.pages.axis, self.pages.size
+        return {**sizes, axis: -(-sizes[axis] // each) * each}
 
     def shapes(self, sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
         """Return each operand's shape, given the axes' sizes.
@@ -437,6 +463,7 @@ class Operation:
         """Return the axes that a value moves along, in the operation's order."""
         spans: dict[str, set[str]] = {o.name: {*o.axes} for o in self.inputs}
         spans |= {str(Index(a)): {a} for a in self.axes}
+        spans |= {self.lengths.name: {self.lengths.rows}} if self.lengths else {}
 
         def of(node: Expression) -> set[str]:
             return set[str]().union(*(spans.get(name, ()) for name in node.names()))
@@ -498,7 +525,11 @@ class Operation:
         if self.mask is None or not moving or not {*moving} <= {*axes}:
             return self._count(axes, sizes)
         rest = tuple(a for a in axes if a not in moving)
-        return self._count(rest, sizes) * _true_points(self.mask, moving, sizes)
+        known: dict[str, Any] = dict(sizes)
+        if (long := self.lengths) and long.name in self.mask.names():
+            apart = (1,) * (len(moving) - moving.index(long.rows) - 2)
+            known[long.name] = np.array(long.of(sizes)).reshape(-1, *apart)
+        return self._count(rest, sizes) * _true_points(self.mask, moving, known)
 
     def _count(self, axes: tuple[str, ...], sizes: Mapping[str, int]) -> float:
         """Return how many points there are; a row's group is one of many."""
@@ -534,6 +565,8 @@ class Operation:
         if self.pages:
             whole, inputs = self._gathered(self.pages, inputs)
             return whole.reference(inputs, scalars, algebra, off)
+        if self.lengths and self.lengths.name not in inputs:
+            raise self._error(f"no input {self.lengths.name}; give the rows' lengths")
         exact = {n: x.astype(np.float64) for n, x in inputs.items()}
         sizes = self.sizes({n: x.shape for n, x in exact.items()})
         if missing := [a for a in self.axes if a not in sizes]:
@@ -543,7 +576,8 @@ class Operation:
         host = all(isinstance(x, np.ndarray) for x in exact.values())
         for block in self._blocks(sizes, _BLOCK if host else _LAUNCHED_BLOCK):
             here = {
-                o.name: exact[o.name][tuple(slice(*block[a]) for a in o.axes)] for o in self.inputs
+                o.name: exact[o.name][tuple(slice(*block[a]) for a in o.axes)]
+                for o in (*self.inputs, *self.indices)
             }
             with np.errstate(all="ignore"):  # as the hardware: infinities are numbers
                 numbers = {**sizes, **(scalars or {})}
@@ -564,7 +598,7 @@ class Operation:
         if pages.table not in inputs:
             raise self._error(f"no input {pages.table}; give the table of pages")
         self.sizes({n: x.shape for n, x in inputs.items()})
-        found = {o.name: inputs[o.name] for o in self.inputs}
+        found = {name: array for name, array in inputs.items() if name != pages.table}
         for name in pages.inputs:
             axes = self.operand(name).axes
             found[name] = pages.gathered(axes, inputs[name], inputs[pages.table])
@@ -646,6 +680,8 @@ class Operation:
         extents = {a: stop - start for a, (start, stop) in block.items()}
         values: dict[str, Any] = {**numbers}
         values |= {o.name: self._spread(o.axes, inputs[o.name]) for o in self.inputs}
+        for o in self.indices:  # of i32, which conditions compare as such
+            values[o.name] = self._spread(o.axes, inputs[o.name].astype(np.int64))
         like, errors = inputs[self.inputs[0].name], dict[str, Any]()
         for axis in self.axes:
             values[str(Index(axis))] = self._spread((axis,), np.arange(*block[axis], like=like))
@@ -715,6 +751,8 @@ class Operation:
         if self.pages:
             pages = self.pages
             text += f", {' and '.join(pages.inputs)} in pages of {pages.size} by {pages.table}"
+        if self.lengths:
+            text += f", {self.lengths.name} of {self.lengths.rows} along {self.lengths.axis}"
         return "; ".join([text, *(f"{output} = {epilogue}" for output, epilogue in self.further)])
 
 
@@ -1118,7 +1156,7 @@ def softmax(dtype: str = "f32") -> Operation:
 
 def attention(
     dtype: str = "bf16", *, mask: str = "none", scale: bool = True, lse: bool = False,
-    pages: int = 0,
+    pages: int = 0, lengths: bool = False,
 ) -> Operation:  # fmt: skip
     """``o = softmax(scale q k^T + mask) v``, for each of l batches, h kv heads and g query heads.
 
@@ -1136,6 +1174,7 @@ def attention(
     logarithm of the sum of exp(scale s) over the keys that a query sees; -inf if there is none.
     ``pages``: keys and values lie in pages of so many, k[page,h,key,d] and v[page,h,key,e], and
     ``table[l,block]`` in i32 says in which (``tinygpu.term.pages``); n is a multiple of it.
+    ``lengths``: sequence l has ``lengths[l]`` keys, in i32, and masks have that in the place of n.
     Raises OperationError for another mask, for types of 8 bits, and for pages of no multiple of 16.
 
     >>> print(attention(mask="causal").mask)
@@ -1157,7 +1196,8 @@ def attention(
             f"attention: pages of {pages} keys; give a multiple of {_PAGE_UNIT}, as 64: a page is "
             "moved in boxes of so many lines"
         )
-    shown, s = _shows(mask), value("s")
+    long = Lengths("n", "l", "lengths") if lengths else None
+    shown, s = _shows(mask, long), value("s")
     seen = s if shown is None else apply("where", shown, s, -math.inf)
     top = apply("max", value("top"), _LEAST)
     factor = value("scale") * _LOG2_E if scale else Constant(_LOG2_E)
@@ -1180,19 +1220,23 @@ def attention(
         scalars=("scale",) if scale else (),
         further=((Operand("lse", tuple("lhgm"), "f32"), logarithm),) if lse else (),
         pages=Pages("n", "l", pages, "table", ("k", "v")) if pages else None,
+        lengths=long,
     )
 
 
-def _shows(mask: str) -> Expression | None:
+def _shows(mask: str, lengths: Lengths | None) -> Expression | None:
     """Return the condition under which query m sees key n; None for all keys."""
-    last, key = Index("m") + (value("n") - value("m")), Index("n")
+    keys, key = value(lengths.name if lengths else "n"), Index("n")
+    last = Index("m") + (keys - value("m"))
+    there = apply("lt", key, keys) if lengths else None
     if mask == "none":
-        return None
+        return there
     if mask == "causal":
         return apply("le", key, last)
     if found := re.fullmatch(r"window:(\d{1,9}):(\d{1,9})", mask):
         left, right = map(float, found.groups())
-        return apply("and", apply("le", last - left, key), apply("le", key, last + right))
+        seen = apply("and", apply("le", last - left, key), apply("le", key, last + right))
+        return seen if there is None else apply("and", seen, there)
     raise OperationError(
         f"attention: mask {mask!r}; there are none, causal and window:LEFT:RIGHT, as window:127:0"
     )
@@ -1206,7 +1250,10 @@ def window_of(operation: Operation) -> tuple[int | None, int | None]:
     >>> window_of(attention(mask="causal")), window_of(attention(mask="window:127:0"))
     ((None, 0), (127, 0))
     """
-    match operation.mask:
+    mask = operation.mask
+    if operation.lengths and isinstance(mask, Apply):  # what says that a key is there is no edge
+        mask = {"and": mask.arguments[0], "lt": None}.get(mask.operator, mask)
+    match mask:
         case None:
             return None, None
         case Apply(

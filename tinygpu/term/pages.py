@@ -20,13 +20,19 @@ apart, a parameter of the term.
 >>> pages.gathered(("l", "n", "d"), pool, table)[..., 0].tolist()
 [[6.0, 7.0, 0.0, 1.0], [0.0, 1.0, 0.0, 0.0]]
 
+Rows of such a cache are not full: ``Lengths`` is an array of i32 that says how many of n each has.
+A mask that compares index(n) with it hides what lies behind.
+
+>>> Lengths("n", "l", "lengths").of({"l": 2, "n": 8})
+(8, 8)
+
 Source: W. Kwon et al., "Efficient Memory Management for Large Language Model Serving with
 PagedAttention", arXiv:2309.06180.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,7 +40,7 @@ import numpy as np
 
 from tinygpu.errors import OperationError
 
-__all__ = ["POOL", "Pages"]
+__all__ = ["POOL", "Lengths", "Pages"]
 
 POOL = "pages"
 """The size that says how many pages the pool has; operations have no such axis."""
@@ -108,3 +114,18 @@ class Pages:
         blocks = np.where(there.reshape(*there.shape, *[1] * (blocks.ndim - 2)), blocks, 0)
         whole = blocks.reshape(blocks.shape[0], -1, *blocks.shape[3:])
         return np.moveaxis(whole, (0, 1), (rows, along))
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """How many of ``axis`` each of ``rows`` has: ``name`` is an array of i32, from 0 to its size."""
+
+    axis: str
+    rows: str
+    name: str
+
+    def of(self, sizes: Mapping[str, Any]) -> tuple[int, ...]:
+        """Return the lengths that ``sizes`` has under their name, or else full ones."""
+        if self.name in sizes:
+            return tuple(sizes[self.name])
+        return (sizes[self.axis],) * sizes[self.rows]

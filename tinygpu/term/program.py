@@ -536,6 +536,8 @@ class Program:
         values: dict[str, Any] = dict(sizes)
         if groups := self.operation.groups:
             values[groups.ends] = groups.ends_of(sizes)
+        if lengths := self.operation.lengths:
+            values[lengths.name] = lengths.of(sizes)
         known = given or {}
         for name, expression in self.parameters:
             values[name] = known[name] if name in known else expression.evaluate(values)

@@ -21,7 +21,14 @@ from tinygpu.isa.memory import DTYPES
 from tinygpu.term import program as term
 from tinygpu.term.access_map import Operand, Predicate
 from tinygpu.term.arithmetic import compute
-from tinygpu.term.builder.digits import Digits, LoopIndex, Number, equations_of, error
+from tinygpu.term.builder.digits import (
+    Digits,
+    LoopIndex,
+    Number,
+    TileValue,
+    equations_of,
+    error,
+)
 from tinygpu.term.builder.scopes import Scopes
 from tinygpu.term.expression import Constant, Expression, apply, value
 from tinygpu.term.operation import REDUCERS, Operation
@@ -803,8 +810,10 @@ class Arithmetic(DataMovement):
         part = Piece(Array(self._digits, buffer, axes), equations, numbers=numbers)
         return Coordinate(((part, 1),), Affine())
 
-    def size(self, axis: str) -> Coordinate:
-        """Return the size of an axis, which coordinates are compared with."""
+    def size(self, axis: str | TileValue) -> Coordinate:
+        """Return the size of an axis, or a tile's own number, which coordinates are compared with."""
+        if isinstance(axis, TileValue):
+            return Coordinate((), var(axis.name))
         if axis not in self.op.axes:
             raise error(f"axis {axis}: there is none; {nearest(axis, self.op.axes)}", axis)
         return Coordinate((), var(axis))
@@ -829,7 +838,9 @@ class Arithmetic(DataMovement):
                 old + often * step for old, (step,) in zip(thread, access.thread, strict=True)
             ]
             origin = origin + often * access.origin[0]
-        origin, bound = origin + rest.constant, -1 * Affine(0, rest.terms)
+        sizes = tuple(term for term in rest.terms if term[0] in self.op.axes)
+        own = tuple(term for term in rest.terms if term not in sizes)  # tiles' numbers
+        origin, bound = origin + Affine(rest.constant, own), -1 * Affine(0, sizes)
         return Predicate(origin, tuple(value), tuple(thread), bound)
 
     def _used(self, expression: Expression, reads: Mapping[str, Held]) -> dict[str, Held]:
