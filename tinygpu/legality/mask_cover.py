@@ -226,9 +226,9 @@ class _Numbers:
             case Constant(number) if float(number).is_integer():
                 return self.z3.IntVal(int(number), self.solver.ctx)
             case Value(name) if long and name == long.name and point is not None:
-                return self.lengths(point[long.rows])
+                return self.length(point[long.rows])
             case Apply("element", (Value(name), index)) if long and name == long.name:
-                return self.lengths(self.of(index, point))
+                return self.length(self.of(index, point))
             case Value(name):
                 return self.named(name)
             case Index(axis) if point is not None and axis in point:
@@ -244,6 +244,12 @@ class _Numbers:
             case Apply(operator, arguments) if operator in _LINEAR:
                 return _LINEAR[operator](self.z3, *(self.of(a, point) for a in arguments))
         raise _UnreadError(f"{expression} is not linear in sizes, places and coordinates")
+
+    def length(self, row: Any) -> Any:
+        """Return how many keys there are in a row of lengths: from 0 to all of them."""
+        found = self.lengths(row)
+        self.solver.add(found >= 0, found <= self.named(self.reading.keys))
+        return found
 
     def form(self, form: Affine, turn: Any = None) -> Any:
         """Return an affine form, in the loop at a turn."""

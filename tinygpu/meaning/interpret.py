@@ -118,7 +118,9 @@ def _interpreted(
     require_known(program)
     _well_formed(program)
     operation, random = program.operation, np.random.default_rng(seed)
-    arrays = _arrays(program, sizes, inputs, algebra)
+    found = looked_up(operation, inputs)
+    pool = {POOL: found[POOL]} if operation.pages else {}
+    arrays = _arrays(program, {**sizes, **pool}, inputs, algebra)
     f32 = DTYPES["f32"]
     given = {n: float(algebra.round(f32, np.array(x))) for n, x in scalars.items()}
     if missing := [n for n in operation.scalars if n not in given]:
@@ -127,7 +129,7 @@ def _interpreted(
     if groups := operation.groups:
         known[groups.ends] = tuple(int(x) for x in inputs[groups.ends])
         groups.require(known[groups.ends], sizes)
-    values = program.parameter_values(known) | looked_up(operation, inputs)
+    values = program.parameter_values(known) | found
     landing = _LANDINGS[(seed + seed // len(_LANDINGS)) % len(_LANDINGS)]
     run = Run(program, values, given, arrays, Toucher(values), random, landing, algebra)
     with np.errstate(all="ignore"):  # as the hardware: infinities and NaN are numbers
@@ -299,13 +301,14 @@ def looked_up(operation: Operation, inputs: Mapping[str, NDArray[Any]]) -> dict[
     Raises OperationError without one of the arrays.
     """
     pages, long, found = operation.pages, operation.lengths, dict[str, Any]()
-    for o in operation.indices if pages or long else ():
+    for o in operation.indices:
         if o.name not in inputs:
             raise OperationError(f"{operation.name}: no input {o.name}; give an array of integers")
+    sizes = operation.sizes({n: x.shape for n, x in inputs.items()}) if pages or long else {}
     if long:
         found[long.name] = tuple(int(x) for x in inputs[long.name])
+        long.require(found[long.name], sizes[long.axis])
     if pages:
-        sizes = operation.sizes({name: array.shape for name, array in inputs.items()})
         found |= {pages.table: inputs[pages.table].astype(np.int64), POOL: sizes[POOL]}
     return found
 
@@ -318,8 +321,7 @@ def _arrays(
 ) -> dict[str, GlobalArray]:
     """Hold the inputs, and outputs that are poisoned or cleared."""
     operation = program.operation
-    pool = {n: x for n, x in looked_up(operation, inputs).items() if n == POOL}
-    shapes = operation.shapes({**sizes, **pool})
+    shapes = operation.shapes(sizes)
     arrays: dict[str, GlobalArray] = {}
     for operand in operation.inputs:
         name, dtype = operand.name, DTYPES[operand.dtype]

@@ -129,3 +129,12 @@ class Lengths:
         if self.name in sizes:
             return tuple(sizes[self.name])
         return (sizes[self.axis],) * sizes[self.rows]
+
+    def require(self, lengths: Sequence[int], most: int) -> None:
+        """Raise OperationError for a length that is below 0, or above the size of the axis."""
+        for row, length in enumerate(lengths):
+            if not 0 <= length <= most:
+                raise OperationError(
+                    f"{self.name}: {self.rows} {row} has {length}, and there are {most} of "
+                    f"{self.axis}; give 0 to {most}"
+                )
