@@ -107,9 +107,7 @@ def _in_page(
     A block beyond the array's end has no entry: no page is its, and TMA gives zeros.
     """
     text, shape = kernel.text, gmem.buffer.shape
-    found = [
-        _coordinate(kernel, o, b, scope) for o, b in zip(gmem.origin, beyond, strict=True)
-    ]
+    found = [_coordinate(kernel, o, b, scope) for o, b in zip(gmem.origin, beyond, strict=True)]
     rows, along = shape.index(pages.rows), shape.index(pages.axis)
     row, place = found[rows], found[along]
 

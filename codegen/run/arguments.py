@@ -42,8 +42,6 @@ from tinygpu.term.program import Access, Block, Do, Exit, For, Program, When, sp
 __all__ = ["contract_of", "dense", "vector_of"]
 
 
-
-
 def contract_of(term: Term, sizes: Mapping[str, int] | None = None) -> Contract:
     """Return the contract of a term's kernel, or of a plan; a specialised one is for ``sizes``."""
     if not isinstance(term, Plan):

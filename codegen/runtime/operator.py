@@ -6,8 +6,8 @@ learns the output's shape from a *fake*: the same function on tensors without me
 Attention takes q [b, heads, m, d], k [b, kv heads, n, d] and v [b, kv heads, n, e], as PyTorch's
 ``scaled_dot_product_attention``.  Views are enough: a tensor [b, s, heads, d] is transposed and not
 copied, and the output lies in memory as q does.  With lse [b, heads, m] it returns (o, lse).  In
-pages k is [pages, kv heads, keys of one, d] and v alike, and the table [b, blocks] follows; then the
-lengths [b], if the kernel takes them.
+pages k is [pages, kv heads, keys of one, d] and v alike, and the table [b, blocks] follows; then
+the lengths [b], if the kernel takes them.
 
 Source: PyTorch, "Custom Operators".
 """
@@ -53,7 +53,7 @@ def _fake(inputs: Sequence[Argument], outputs: Sequence[Argument]) -> Callable[.
     import torch
 
     def fake(*tensors: Any, **_: float) -> Any:
-        sizes: dict[str, Any] = {}
+        sizes: dict[Any, Any] = {}
         for argument, tensor in zip(inputs, tensors, strict=True):
             sizes |= zip(argument.axes, tensor.shape, strict=True)
         kinds = [getattr(torch, TORCH_TYPES.get(o.dtype, "float32")) for o in outputs]

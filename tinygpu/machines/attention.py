@@ -174,16 +174,16 @@ class FlashAttention(Machine):
             own[_LENGTH.name] = apply("min", apply("max", there, 0), keys)
             keys = value(_LENGTH.name)
         if right is None:
-            return k.tiles(**own, trips=keys.ceildiv(self.stride)) if own else k.tiles()
+            return k.tiles(start="", **own, trips=keys.ceildiv(self.stride)) if own else k.tiles()
         rows, ahead = Constant(self.span), keys - value("m")
         end = (value("bm") + Constant(1)) * rows + ahead
         seen = apply("min", keys, end + right if right else end)
         blocks = apply("max", seen, 0).ceildiv(self.stride)
         if left is None:
-            return k.tiles(**own, trips=blocks)
+            return k.tiles(start="", **own, trips=blocks)
         first = apply("max", value("bm") * rows + ahead - left, 0)
         begin = (first + 1).ceildiv(self.stride) - 1
-        return k.tiles(**own, begin=begin, trips=apply("max", blocks - value("begin"), 0))
+        return k.tiles(start="", **own, begin=begin, trips=apply("max", blocks - value("begin"), 0))
 
     def steps(self, k: Kernel, tile: Tile, first: Number | None = None) -> Iterator[LoopIndex]:
         """Trace a block of keys of a tile; with ``first`` so many are written out, and no more."""

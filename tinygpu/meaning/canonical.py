@@ -719,6 +719,7 @@ class _Work:
         sizes = [self.number(n) for n in buffer.shape]
         origin = [o.evaluate(group.env) for o in access.origin] or [0] * len(sizes)
         there, room = None, prod(sizes)
+        address: Any
         if pages := buffer.pages:
             at = [p[..., None] + np.asarray(o) for p, o in zip(place, origin, strict=True)]
             table, many = self.run.values[pages.table], self.number(POOL)
@@ -755,8 +756,8 @@ class _Work:
             if bad.any() and not isinstance(do, Exit):
                 self.find("out_of_bounds", do, f"touches {buffer.name} outside of it; guard it")
             taken = taken & inside & ~wild
-        many = (*base.shape[:2], group.who.size)
-        return np.broadcast_to(address, many), np.broadcast_to(taken, many)
+        every = (*base.shape[:2], group.who.size)
+        return np.broadcast_to(address, every), np.broadcast_to(taken, every)
 
     def left(self, do: Do, access: Access, group: _Group) -> Booleans:
         """Return which elements are of lines that a trimmed load leaves out, as ``gmem`` does."""

@@ -424,7 +424,7 @@ def _findings(
 
 
 def _finding_in_floats(
-    program: Program, sizes: Mapping[str, int], on_chip: OnChip
+    program: Program, sizes: Mapping[str, Any], on_chip: OnChip
 ) -> Finding | None:
     """Return what is wrong in floats, on inputs of each kind: a sum that overflows, above all."""
     operation, scalars = program.operation, dict.fromkeys(program.operation.scalars, SCALAR)

@@ -119,7 +119,8 @@ def _in_pages(
         dense = np.moveaxis(whole[name], at, (0, 1))
         dense = dense.reshape(len(dense), -1, pages.size, *dense.shape[2:])
         pool = normal(operation.shapes(sizes)[name])
-        np.moveaxis(pool, at, (0, 1))[table[rows, blocks]] = dense[rows, blocks]
+        to, row, block = (np.asarray(x, like=pool) for x in (table[rows, blocks], rows, blocks))
+        np.moveaxis(pool, at, (0, 1))[to] = dense[row, block]
         whole[name] = pool
     return {**whole, pages.table: table}
 

@@ -681,7 +681,8 @@ class Operation:
         values: dict[str, Any] = {**numbers}
         values |= {o.name: self._spread(o.axes, inputs[o.name]) for o in self.inputs}
         for o in self.indices:  # of i32, which conditions compare as such
-            values[o.name] = self._spread(o.axes, inputs[o.name].astype(np.int64))
+            whole = np.asarray(inputs[o.name], like=inputs[self.inputs[0].name]).astype(np.int64)
+            values[o.name] = self._spread(o.axes, whole)
         like, errors = inputs[self.inputs[0].name], dict[str, Any]()
         for axis in self.axes:
             values[str(Index(axis))] = self._spread((axis,), np.arange(*block[axis], like=like))

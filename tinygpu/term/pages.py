@@ -118,7 +118,7 @@ class Pages:
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """How many of ``axis`` each of ``rows`` has: ``name`` is an array of i32, from 0 to its size."""
+    """How many of ``axis`` each of ``rows`` has, in an array of i32: from 0 to the axis's size."""
 
     axis: str
     rows: str
@@ -126,9 +126,8 @@ class Lengths:
 
     def of(self, sizes: Mapping[str, Any]) -> tuple[int, ...]:
         """Return the lengths that ``sizes`` has under their name, or else full ones."""
-        if self.name in sizes:
-            return tuple(sizes[self.name])
-        return (sizes[self.axis],) * sizes[self.rows]
+        given: Sequence[int] | None = sizes.get(self.name)
+        return (sizes[self.axis],) * int(sizes[self.rows]) if given is None else tuple(given)
 
     def require(self, lengths: Sequence[int], most: int) -> None:
         """Raise OperationError for a length that is below 0, or above the size of the axis."""

@@ -811,7 +811,7 @@ class Arithmetic(DataMovement):
         return Coordinate(((part, 1),), Affine())
 
     def size(self, axis: str | TileValue) -> Coordinate:
-        """Return the size of an axis, or a tile's own number, which coordinates are compared with."""
+        """Return an axis's size, or a tile's own number, which coordinates are compared with."""
         if isinstance(axis, TileValue):
             return Coordinate((), var(axis.name))
         if axis not in self.op.axes:
