@@ -779,7 +779,8 @@ def _attention(table: str = "attention") -> str:
     """Return the cases of attention, each with its fastest point and its peers."""
     path = FOLDER.parent / "h100" / f"{table}.json"
     tree = json.loads(path.read_text(encoding="utf-8"))
-    kept = [row for row in tree["rows"] if row["seconds"] and row["group"] != "decode"]
+    once = ("decode", "paged")  # of which another table tells
+    kept = [r for r in tree["rows"] if r["seconds"] and not r["group"].startswith(once)]
     columns = ("mask", "#b", "#heads", "#queries", "#keys", "#d", "fastest point", "#TFLOP/s",
                "#predicted / measured time", "#of cuDNN", "#of FA3", "#of Triton",
                "#of the best")  # fmt: skip
