@@ -248,10 +248,9 @@ class Operation:
             have = have | {self.groups.axis}
         if self.pages:
             self._require_pages(self.pages)
-        if self.lengths:
-            for axis in (self.lengths.rows, self.lengths.axis):
-                if axis not in self.axes:
-                    raise self._error(f"lengths: {axis} is no axis; {nearest(axis, self.axes)}")
+        if self.lengths and self.lengths.axis not in self.axes:
+            axis = self.lengths.axis
+            raise self._error(f"lengths: {axis} is no axis; {nearest(axis, self.axes)}")
         kept = tuple(a for a in self.axes if a in have or a not in reduced)
         if lost := [a for a in kept if a not in have]:
             raise self._error(

@@ -237,8 +237,9 @@ class Program:
 
     def _lies(self, buffer: Buffer) -> None:
         """Raise ProgramError unless an array lies in pages where the operation says so."""
-        if buffer.pages != (wanted := self.operation.pages_of(buffer.name)):
-            said = f"in pages of {wanted.size} by {wanted.table}" if wanted else "in one piece"
+        wanted = self.operation.pages_of(buffer.name)
+        said = f"in pages of {wanted.size} by {wanted.table}" if wanted else "in one piece"
+        if buffer.pages != wanted:
             raise ProgramError(
                 f"program {self.name}: {buffer.name} lies {said}, by its operation, and the term "
                 "says otherwise; give the buffer the operation's pages"
