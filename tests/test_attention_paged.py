@@ -41,7 +41,7 @@ from tinygpu.search.time.cost import cost
 from tinygpu.term.expression import apply, parse, value
 from tinygpu.term.machine import Chosen
 from tinygpu.term.machine import Value as Choosable
-from tinygpu.term.operation import Operation, Problem, attention
+from tinygpu.term.operation import Operation, Problem, attention, is_matmul, matmul
 from tinygpu.term.pages import POOL, Lengths, Pages
 from tinygpu.term.program import Access, Affine, Do, ForTile, Program, Statement
 from tinygpu.term.schedule import Schedule, from_json, to_json
@@ -361,6 +361,23 @@ def test_a_box_of_two_pages_breaks_a_law(change: Change, why: str) -> None:
     case = Case.of(program, sizes(1, 960, d=64), DEVICE)
     (broken, *_) = [str(c) for c in LAWS["tma_pages"].clauses(case) if not c.holds]
     assert why in broken
+
+
+def test_a_row_behind_the_table_breaks_a_law() -> None:
+    program = loads("k", further(0, 1))(term())
+    case = Case.of(program, sizes(1, 960, l=3, d=64), DEVICE)
+    broken = [str(c) for c in LAWS["tma_pages"].clauses(case) if not c.holds]
+    assert "it counts l to 3; the table has rows below 3" in broken[0]
+
+
+def test_only_what_machines_know_is_a_matmul() -> None:
+    """Of a matmul in pages nothing would say that it was proved at these."""
+    whole = matmul("bf16", layout="nt", batched=True)
+    paged = replace(whole, pages=Pages("n", "l", 64, "table", ("b",)))
+    assert is_matmul(whole)
+    assert not is_matmul(paged)
+    with pytest.raises(OperationError, match="hopper"):
+        MACHINES["hopper"].check(paged)
 
 
 def test_a_box_of_two_sequences_breaks_a_law() -> None:

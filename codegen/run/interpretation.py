@@ -35,9 +35,8 @@ from tinygpu.codegen.kernel.tensor_map import tensor_maps
 from tinygpu.codegen.runtime.maps import mapped_array
 from tinygpu.isa.memory import DTYPES
 from tinygpu.meaning.composition import part_of
-from tinygpu.meaning.inputs import drawn_ends, drawn_lengths, drawn_table
+from tinygpu.meaning.inputs import drawn_indices, with_pool
 from tinygpu.meaning.tolerance import ratio_of
-from tinygpu.term.pages import POOL
 from tinygpu.term.plan import Plan, Term, kernels_of
 from tinygpu.term.program import Program
 
@@ -83,19 +82,12 @@ def interpret(
     """
     operation, rng = term.operation, np.random.default_rng(seed)
     module = Module.parse(text or emit(term, arch, sizes, unchecked=True))
-    shapes = operation.shapes(sizes)
-    if operation.pages:  # one more than there are blocks
-        shapes = operation.shapes({**sizes, POOL: shapes[operation.pages.inputs[0]][0] + 1})
+    pool = with_pool(operation, sizes)
+    shapes = operation.shapes(pool)
     inputs = {
         o.name: DTYPES[o.dtype].round(rng.standard_normal(shapes[o.name])) for o in operation.inputs
     }
-    if groups := operation.groups:
-        inputs[groups.ends] = drawn_ends(groups, sizes, rng.standard_normal(sizes[groups.axis]))
-    if pages := operation.pages:
-        many = {**sizes, POOL: shapes[pages.inputs[0]][0]}
-        inputs[pages.table] = drawn_table(operation, many, rng.standard_normal)
-    if long := operation.lengths:
-        inputs[long.name] = drawn_lengths(long, sizes, rng.standard_normal)
+    inputs |= drawn_indices(operation, pool, rng.standard_normal)
     scalars = {**dict.fromkeys(operation.scalars, _SCALAR), **scalars}
     exact = {name: values.astype(np.float64) for name, values in inputs.items()}
     with np.errstate(over="ignore", under="ignore"):  # far tails of activations

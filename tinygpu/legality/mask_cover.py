@@ -246,9 +246,10 @@ class _Numbers:
         raise _UnreadError(f"{expression} is not linear in sizes, places and coordinates")
 
     def length(self, row: Any) -> Any:
-        """Return how many keys there are in a row of lengths: from 0 to all of them."""
-        found = self.lengths(row)
-        self.solver.add(found >= 0, found <= self.named(self.reading.keys))
+        """Return how many of an axis there are in a row of lengths: from 0 to all of them."""
+        found, long = self.lengths(row), self.reading.lengths
+        assert long is not None
+        self.solver.add(found >= 0, found <= self.named(long.axis))
         return found
 
     def form(self, form: Affine, turn: Any = None) -> Any:

@@ -34,7 +34,7 @@ import numpy as np
 from tinygpu.isa.tma import BOX_SIDE, boxes
 from tinygpu.legality.law import Law
 from tinygpu.legality.placement import memory_step
-from tinygpu.legality.reach import Case, Clause, Context, Place, moves, origin_of
+from tinygpu.legality.reach import Case, Clause, Context, Place, last_origin, moves, origin_of
 from tinygpu.term.digits import box_lines, held_factor, layout_faults, product_of
 from tinygpu.term.program import Access, Buffer, Do, same_place, select
 
@@ -160,6 +160,10 @@ def tma_pages(context: Context, place: Place) -> Iterator[Clause]:
     for extent, steps in zip(do.values, gmem.value, strict=True):
         text = "{}: its box goes over {} of {}, and a page is of one"
         yield Clause((steps[rows] == 0) | (extent == 1), text, (do, extent, pages.rows))
+    last, _ = last_origin(context, place, gmem, rows)
+    text = "{}: it counts {} to {}; the table has rows below {}"
+    size = context.size(gmem, rows)
+    yield Clause(last < size, text, (gmem, pages.rows, last, size))
     lines = np.maximum(box_lines(do), 1)
     constant, terms = origin_of(context, gmem, along)
     further = (steps[along] for steps in gmem.value[2:])
@@ -326,8 +330,8 @@ TENSOR_LAWS: Mapping[str, Law] = {
         ),
         Law(
             "tma_pages",
-            "States that a box of an array in pages lies in one page: it begins at multiples of "
-            "its lines, which divide a page.",
+            "States that a box of an array in pages lies in one page, which the table names: it "
+            "begins at multiples of its lines, which divide a page, in a row of the table.",
             "docs/attention.md, Pages",
             "choose a tile that pages are made of (tile_n), or let CTAs have whole boxes",
             of_place=tma_pages,

@@ -58,14 +58,13 @@ from tinygpu.meaning.canonical import NotCanonicalError, canonical_run
 from tinygpu.meaning.composition import by_reference, composed
 from tinygpu.meaning.execution import is_tile
 from tinygpu.meaning.exponential_ring import DRAWS, P2, exponential_ring, has_exponential
-from tinygpu.meaning.inputs import drawn, drawn_ends, drawn_lengths, drawn_table, kinds
+from tinygpu.meaning.inputs import drawn, drawn_indices, kinds, with_pool
 from tinygpu.meaning.interpret import SCALAR, edge_of, interpret, tile_of, wrong_result
 from tinygpu.meaning.prime_field import prime_field
 from tinygpu.meaning.race import Finding
 from tinygpu.meaning.tolerance import roundings
 from tinygpu.meaning.touched import OnChip
 from tinygpu.term.operation import Problem
-from tinygpu.term.pages import POOL
 from tinygpu.term.plan import Plan, Term, kernels_of
 from tinygpu.term.program import Do, For, Program, Statement, walk
 
@@ -391,23 +390,15 @@ def _findings(
     The last is the share of the elements at which the operation is a number.
     """
     operation, random = program.operation, np.random.default_rng((number, draw))
-    exact, shapes = algebra(number + draw), operation.shapes(sizes)
-    if operation.pages:  # one more than there are blocks
-        pool = {POOL: shapes[operation.pages.inputs[0]][0] + 1}
-        shapes = operation.shapes({**sizes, **pool})
+    exact, pool = algebra(number + draw), with_pool(operation, sizes)
+    shapes = operation.shapes(pool)
     inputs = {
         o.name: random.integers(exact.modulus, size=shapes[o.name]).astype(np.float64)
         for o in operation.inputs
     }
-    if groups := operation.groups:
-        normal = random.standard_normal(sizes[groups.axis])
-        inputs[groups.ends] = drawn_ends(groups, sizes, normal)
-        sizes = {**sizes, groups.ends: tuple(inputs[groups.ends].tolist())}
-    if pages := operation.pages:
-        inputs[pages.table] = drawn_table(operation, {**sizes, **pool}, random.standard_normal)
-    if long := operation.lengths:
-        inputs[long.name] = drawn_lengths(long, sizes, random.standard_normal)
-        sizes = {**sizes, long.name: tuple(inputs[long.name].tolist())}
+    indices = drawn_indices(operation, pool, random.standard_normal)
+    inputs |= indices
+    sizes = {**sizes, **_listed(indices)}
     scalars = {n: float(random.integers(exact.modulus)) for n in operation.scalars}
     try:
         result, found, shared = canonical_run(program, sizes, inputs, scalars, exact, on_chip)
@@ -423,6 +414,11 @@ def _findings(
     return (*found, *wrong), why, compared
 
 
+def _listed(indices: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Return arrays of integers as sizes have them: those along one axis."""
+    return {name: tuple(array.tolist()) for name, array in indices.items() if array.ndim == 1}
+
+
 def _finding_in_floats(
     program: Program, sizes: Mapping[str, Any], on_chip: OnChip
 ) -> Finding | None:
@@ -431,9 +427,9 @@ def _finding_in_floats(
     for kind in kinds(operation):
         made = drawn(operation, sizes, kind, np.random.default_rng(0).standard_normal)
         inputs = {o.name: DTYPES[o.dtype].round(made[o.name]) for o in operation.inputs}
-        inputs |= {o.name: made[o.name] for o in operation.indices}
-        if long := operation.lengths:
-            sizes = {**sizes, long.name: tuple(made[long.name].tolist())}
+        indices = {o.name: made[o.name] for o in operation.indices}
+        inputs |= indices
+        sizes = {**sizes, **_listed(indices)}
         try:
             result, found, _ = canonical_run(program, sizes, inputs, scalars, FLOATS, on_chip)
             found = (*found, *wrong_result(program, sizes, inputs, scalars, result, FLOATS)[0])

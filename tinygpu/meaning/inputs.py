@@ -34,7 +34,7 @@ from tinygpu.term.pages import POOL, Lengths, Pages
 
 __all__ = [
     *("AGAIN", "EMPTY", "KINDS", "NOWHERE", "PLANTED", "RISE", "drawn", "drawn_ends"),
-    *("drawn_lengths", "drawn_table", "kinds"),
+    *("drawn_indices", "drawn_lengths", "kinds", "with_pool"),
 ]
 
 KINDS = ("normal", "rising", "planted")
@@ -105,13 +105,10 @@ def _in_pages(
     kind: str,
     normal: Callable[[tuple[int, ...]], Any],
 ) -> dict[str, Any]:
-    """Return inputs of a kind, those in pages in a pool with one page more than there are blocks.
-
-    Of blocks that share a page the last one is there.
-    """
+    """Return inputs of a kind, some in pages: of blocks that share a page the last one is there."""
     whole = drawn(replace(operation, pages=None), sizes, kind, normal)
-    sizes = {POOL: operation.shapes(sizes)[pages.inputs[0]][0] + 1, **sizes}
-    table = drawn_table(operation, sizes, normal)
+    sizes = with_pool(operation, sizes)
+    table = _drawn_table(operation, sizes, normal)
     rows, blocks = np.nonzero((table >= 0) & (table < sizes[POOL]))
     for name in pages.inputs:
         axes = operation.operand(name).axes
@@ -125,7 +122,28 @@ def _in_pages(
     return {**whole, pages.table: table}
 
 
-def drawn_table(
+def with_pool(operation: Operation, sizes: Mapping[str, int]) -> Mapping[str, int]:
+    """Return sizes, with those of a pool of pages: one more than there are blocks."""
+    if operation.pages is None:
+        return sizes
+    return {POOL: operation.shapes(sizes)[operation.pages.inputs[0]][0] + 1, **sizes}
+
+
+def drawn_indices(
+    operation: Operation, sizes: Mapping[str, int], normal: Callable[[tuple[int, ...]], Any]
+) -> dict[str, Any]:
+    """Return the arrays of integers of an operation: groups' ends, a table of pages, lengths."""
+    found, groups, lengths = dict[str, Any](), operation.groups, operation.lengths
+    if groups:
+        found[groups.ends] = drawn_ends(groups, sizes, normal((sizes[groups.axis],)))
+    if operation.pages:
+        found[operation.pages.table] = _drawn_table(operation, sizes, normal)
+    if lengths:
+        found[lengths.name] = drawn_lengths(lengths, sizes, normal)
+    return found
+
+
+def _drawn_table(
     operation: Operation, sizes: Mapping[str, int], normal: Callable[[tuple[int, ...]], Any]
 ) -> Any:
     """Return a table of pages, made of a normal number for each page of the pool and each entry.

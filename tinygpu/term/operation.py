@@ -1035,7 +1035,7 @@ def is_matmul(operation: Operation) -> bool:
 def _form(of: Operation) -> tuple[object, ...]:
     """Return what makes an operation a matmul."""
     arrays = [(o.name, o.axes) for o in (*of.inputs[: len(of.reductions) + 1], *of.outputs)]
-    return of.axes, of.reductions, arrays, of.groups
+    return of.axes, of.reductions, arrays, of.groups, of.pages, of.lengths
 
 
 @cache
