@@ -826,13 +826,15 @@ def _decode() -> str:
 
 
 def _paged() -> str:
-    """Return what a search finds for one query and keys in pages, beside what it finds for dense."""
+    """Return what a search finds for one query and keys in pages, beside dense keys."""
     path = FOLDER.parent / "h100" / "attention_searched.json"
     tree = json.loads(path.read_text(encoding="utf-8"))
     kept = [r for r in tree["rows"] if r["seconds"] and r["group"].startswith("paged")]
     dense = {(r["b"], r["n"]): r["seconds"] for r in tree["rows"] if r["group"] == "decode"}
-    columns = ("#keys of a page", "#sequences", "heads", "#keys", "#time", "#TB/s",
-               "#predicted / measured time", "#dense / paged", "#found / model's first")  # fmt: skip
+    columns = (
+        *("#keys of a page", "#sequences", "heads", "#keys", "#time", "#TB/s"),
+        *("#predicted / measured time", "#dense / paged", "#found / model's first"),
+    )
     rows = [
         (
             row["group"].split()[1], row["b"], f"{row['h'] * row['g']} on {row['h']}", row["n"],
