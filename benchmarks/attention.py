@@ -6,7 +6,9 @@ The named points of the machine ``attention`` stand beside cuDNN and FlashAttent
 SDPA), FlashAttention-3 (the wheel ``fa3-fwd``; for one query its function of decoding, which may
 split keys) and the fastest of 12 configurations of Triton: round robin in new orders under one load
 without a pause, in CUDA graphs.  Inputs are normal, in bf16, dense [b, heads, rows, d], the same
-arrays for all, and rotate through as many sets as exceed twice the L2.  Each candidate is right
+arrays for all, and rotate through as many sets as exceed twice the L2.  In the groups "paged" keys
+and values lie in pages, [pages, keys, heads, d] in a random order, and FlashAttention-3 alone is
+beside, with the same table; the group's number is a page's keys.  Each candidate is right
 before it is timed, and the outputs of its last round are checked, in float64 at ``_ROWS`` queries
 of ``_HEADS`` heads; all of them have to be numbers.
 
@@ -24,7 +26,7 @@ runs in a process of its own under a watchdog: a kernel that hangs costs its cas
                   seconds, and of that what the model had first: ``attention_searched.json``
 
 >>> len(CASES), visible(2, 5, causal=True), visible(5, 2, causal=True)
-(35, 9, 3)
+(51, 9, 3)
 """
 
 from __future__ import annotations
@@ -91,7 +93,7 @@ Array = Any
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Sizes: b batches, h kv heads, g query heads of each, m queries, n keys, d."""
+    """Sizes: b batches, h kv heads, g query heads of each, m queries, n keys, d; keys of a page."""
 
     group: str
     b: int
@@ -101,11 +103,13 @@ class Case:
     n: int
     d: int
     causal: bool
+    page: int = 0
 
     @property
     def part(self) -> str:
         """Its name on the command line and in the results."""
         name = f"b{self.b}_h{self.h}x{self.g}_{self.m}x{self.n}_d{self.d}"
+        name += f"_page{self.page}" if self.page else ""
         return name + "_causal" * self.causal
 
     @property
@@ -147,6 +151,11 @@ def _cases() -> Iterator[Case]:
         for n in (2048, 8192, 65536):
             if b < 64 or n < 65536:  # sets that fit a GPU
                 yield Case("decode", b, 8, 8, 1, n, 128, causal=False)
+    for page in (64, 256):
+        for b in (1, 8, 64):
+            for n in (2048, 8192, 65536):
+                if b < 64 or n < 65536:
+                    yield Case(f"paged {page}", b, 8, 8, 1, n, 128, causal=False, page=page)
 
 
 CASES: tuple[Case, ...] = tuple(_cases())
@@ -156,7 +165,7 @@ CASES: tuple[Case, ...] = tuple(_cases())
 def problem_of(one: Case) -> Problem:
     """Return the problem of a case."""
     operation = importlib.import_module("tinygpu.term.operation").attention(
-        "bf16", mask="causal" if one.causal else "none"
+        "bf16", mask="causal" if one.causal else "none", pages=one.page
     )
     sizes = {"l": one.b, "h": one.h, "g": one.g, "m": one.m, "n": one.n, "d": one.d, "e": one.d}
     return Problem.of(operation, **sizes)
@@ -193,6 +202,7 @@ def words_of(one: Case) -> tuple[str, ...]:
     sizes = {"-b": one.b, "--heads": one.h * one.g, "--kv-heads": one.h}
     sizes |= {"-m": one.m, "-n": one.n, "-d": one.d}
     words = [word for name, size in sizes.items() for word in (name, str(size))]
+    words += ["--pages", str(one.page)] if one.page else []
     return ("attention", *words, *(["--causal"] if one.causal else []))
 
 
@@ -221,12 +231,22 @@ def searched(one: Case, seconds: float) -> dict[str, Schedule]:
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """A set of arrays: q and out [b, heads, m, d], k and v [b, kv heads, n, d]."""
+    """A set of arrays: q and out [b, heads, m, d], k and v [b, kv heads, n, d].
+
+    With a ``table`` [b, blocks] k and v are [pages, kv heads, keys of a page, d].
+    """
 
     q: Array
     k: Array
     v: Array
     out: Array
+    table: Array | None = None
+
+    def rows(self, of: Array, b: int, head: int) -> Array:
+        """Return all keys, or values, of a sequence and a kv head: [n, d]."""
+        if self.table is None:
+            return of[b, head]
+        return of[self.table[b].long(), head].flatten(0, 1)
 
 
 Enqueue = Callable[[], Array | None]
@@ -272,8 +292,8 @@ class _Checked:
         self._wanted = [
             reference(
                 _host(data.q[b, head])[self._rows],
-                _host(data.k[b, head // one.g]),
-                _host(data.v[b, head // one.g]),
+                _host(data.rows(data.k, b, head // one.g)),
+                _host(data.rows(data.v, b, head // one.g)),
                 shown,
             )
             for b, head in self._heads
@@ -397,6 +417,8 @@ def _sdpa(backend: str, one: Case, data: Data) -> Enqueue:
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
+    if one.page:
+        raise NotImplementedError("SDPA has no pages")
     if one.causal and one.m != one.n:
         raise NotImplementedError("SDPA aligns its causal mask at the top left")
     more = {"enable_gqa": True} if one.g > 1 else {}
@@ -414,6 +436,9 @@ def _fa3(one: Case, data: Data) -> Enqueue:
     interface = importlib.import_module("fa3_fwd_interface")
     attend = interface.flash_attn_with_kvcache if one.m == 1 else interface.flash_attn_func
     q, k, v = (x.transpose(1, 2) for x in (data.q, data.k, data.v))
+    if data.table is not None:
+        lengths = data.table.new_full((one.b,), one.n)
+        attend = partial(attend, page_table=data.table, cache_seqlens=lengths)
 
     def run() -> Array:
         found = attend(q, k, v, causal=one.causal)
@@ -423,6 +448,8 @@ def _fa3(one: Case, data: Data) -> Enqueue:
 
 
 def _triton(name: str, one: Case, data: Data) -> Enqueue:
+    if one.page:
+        raise NotImplementedError("the tutorial's kernel has no pages")
     return triton_attention(
         Configuration.of(name), data.q, data.k, data.v, data.out, causal=one.causal
     )
@@ -435,7 +462,8 @@ def _point(kernel: Any, one: Case, data: Data) -> Enqueue:
     grouped = (one.b, one.h, one.g, one.m, one.d)
     q, out = data.q.view(grouped), data.out.view(grouped)
     scalars = {"scale": 1 / math.sqrt(one.d)}
-    launch = kernel.prepare(q, data.k, data.v, out=out, **scalars)
+    table = () if data.table is None else (data.table,)
+    launch = kernel.prepare(q, data.k, data.v, *table, out=out, **scalars)
     return lambda: launch(torch.cuda.current_stream().cuda_stream)
 
 
@@ -457,6 +485,9 @@ def _drawn(one: Case) -> list[Data]:
     l2_bytes = torch.cuda.get_device_properties(0).L2_cache_size
     sets = min(_MOST_SETS, 2 + 2 * l2_bytes // one.bytes)
     shapes = [(one.b, one.h * one.g, one.m, one.d), *[(one.b, one.h, one.n, one.d)] * 2]
+    blocks = one.b * one.n // one.page if one.page else 0
+    if one.page:
+        shapes[1:] = [(blocks, one.page, one.h, one.d)] * 2
 
     def draw(shape: tuple[int, ...]) -> Array:
         drawn = torch.randn(shape, generator=random, device="cuda", dtype=torch.float32)
@@ -466,7 +497,12 @@ def _drawn(one: Case) -> list[Data]:
     for seed in range(sets):
         random.manual_seed(seed)
         q, k, v = map(draw, shapes)
-        found.append(Data(q, k, v, torch.empty_like(q)))
+        if not one.page:
+            found.append(Data(q, k, v, torch.empty_like(q)))
+            continue
+        table = torch.randperm(blocks, generator=random, device="cuda").int().view(one.b, -1)
+        pools = k.transpose(1, 2), v.transpose(1, 2)
+        found.append(Data(q, *pools, torch.empty_like(q), table))
     return found
 
 

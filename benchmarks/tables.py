@@ -779,7 +779,8 @@ def _attention(table: str = "attention") -> str:
     """Return the cases of attention, each with its fastest point and its peers."""
     path = FOLDER.parent / "h100" / f"{table}.json"
     tree = json.loads(path.read_text(encoding="utf-8"))
-    kept = [row for row in tree["rows"] if row["seconds"] and row["group"] != "decode"]
+    once = ("decode", "paged")  # of which another table tells
+    kept = [r for r in tree["rows"] if r["seconds"] and not r["group"].startswith(once)]
     columns = ("mask", "#b", "#heads", "#queries", "#keys", "#d", "fastest point", "#TFLOP/s",
                "#predicted / measured time", "#of cuDNN", "#of FA3", "#of Triton",
                "#of the best")  # fmt: skip
@@ -822,6 +823,30 @@ def _decode() -> str:
     mean = statistics.geometric_mean(row["ratio"] for row in kept)
     told = _run_of_attention("attention_searched", tree, kept)
     return f"{_markdown(columns, rows)}\n\nGeometric mean of the best: {mean:.3f}. {told}"
+
+
+def _paged() -> str:
+    """Return what a search finds for one query and keys in pages, beside dense keys."""
+    path = FOLDER.parent / "h100" / "attention_searched.json"
+    tree = json.loads(path.read_text(encoding="utf-8"))
+    kept = [r for r in tree["rows"] if r["seconds"] and r["group"].startswith("paged")]
+    dense = {(r["b"], r["n"]): r["seconds"] for r in tree["rows"] if r["group"] == "decode"}
+    columns = (
+        *("#keys of a page", "#sequences", "heads", "#keys", "#time", "#TB/s"),
+        *("#predicted / measured time", "#dense / paged", "#found / model's first"),
+    )
+    rows = [
+        (
+            row["group"].split()[1], row["b"], f"{row['h'] * row['g']} on {row['h']}", row["n"],
+            f"{row['seconds'] * 1e6:.1f} us",
+            f"{4 * row['b'] * row['h'] * row['d'] * row['n'] / row['seconds'] * 1e-12:.2f}",
+            _ratio(row["predicted_seconds"], row["seconds"]),
+            _ratio(dense[row["b"], row["n"]], row["seconds"]),
+            _ratio(row["seconds"], row["points"].get("model's first", row["seconds"])),
+        )
+        for row in sorted(kept, key=lambda row: (int(row["group"].split()[1]), row["b"], row["n"]))
+    ]  # fmt: skip
+    return f"{_markdown(columns, rows)}\n\n{_run_of_attention('attention_searched', tree, kept)}"
 
 
 def _grouped(gated: bool = False) -> str:
@@ -922,6 +947,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "attention": _attention,
     "attention searched": lambda: _attention("attention_searched"),
     "attention decode": _decode,
+    "attention paged": _paged,
     "attention replay": partial(_attention_replay, each=False),
     "attention replay problems": partial(_attention_replay, each=True),
     "grouped": _grouped,

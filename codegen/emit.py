@@ -575,6 +575,7 @@ class Emitter(KernelCode):
     ) -> None:
         """Emit one turn of a running loop, and the steps to the next."""
         with self.text.scope():
+            tma.look_up(self, loop.body, scope)
             self.body(loop.body, replace(scope, turns={**scope.turns, loop.var: known}))
             if known.far == 1:
                 return
@@ -776,6 +777,11 @@ class Emitter(KernelCode):
                 return self._copied(walk.group)
             case Apply("slots_before", (array, Constant(block), Value(name))):
                 return self._copied(self._walk(name, array, int(block)).before)
+            case Apply("element", (Value(array), Value(name))) if self._counts_rows(array, name):
+                row, found = self.addresses.variables[name], self.text.register("u32")
+                place = self.text.wide_multiply_add(row, 4, f"%p_{array}")
+                self.text.emit(f"ld.global.u32 {found}, [{place}]")
+                return found
             case Apply("element", (array, Value(name))):
                 return self._copied(self._walk(name, array).end)
             case Apply("element", (array, Apply("sub", (Value(name), Constant(1))))):
@@ -783,6 +789,13 @@ class Emitter(KernelCode):
             case Apply(operator, (one, other)) if operator not in LOOKUPS:
                 return self.text.signed(operator, self._computed(one), self._computed(other))
         raise ProgramError(f"tile value {expression}: no code; write it with sums and quotients")
+
+    def _counts_rows(self, array: str, name: str) -> bool:
+        """Say whether a variable of the grid counts the rows of which an array has the lengths."""
+        lengths = self.program.operation.lengths
+        if lengths is None or lengths.name != array:
+            return False
+        return any(a.var == name and a.extent == Value(lengths.rows) for a in self.program.grid)
 
     def _copied(self, register: str) -> str:
         """Return what a register has now: a walk goes on to another tile's group."""

@@ -257,6 +257,7 @@ def test_a_field_that_somebody_adds_is_not_certified(kind: str) -> None:
 def test_all_classes_of_statements_and_accesses_are_known() -> None:
     """What is left are values: which numbers an operation and its sizes are."""
     values = {"Operand", "Index", "Apply", "Reduction", "Groups", "Operation", "Constant", "Value"}
+    values |= {"Pages", "Lengths"}
     assert {*CLASSES} - values | {"Instruction"} == {*KNOWN} == {*table.FIELDS}
 
 

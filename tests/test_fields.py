@@ -87,6 +87,7 @@ LEFT_OUT = {
             "Instruction.meaning Instruction.types"
         ),
         "an Exit counts as one whatever it looks at": "Exit.values",
+        "where inputs lie, which nobody writes": "Buffer.pages",
     },
     "computes": {
         TYPES: "Instruction.types",

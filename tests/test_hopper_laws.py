@@ -67,8 +67,8 @@ def test_a_term_made_wrong_breaks_its_law(law: str, message: str, program: Progr
     assert all("\n" not in text for text in said)
 
 
-ELSEWHERE = {"architecture", "grid", "tma_strides", "tma_coordinates"}
-"""Laws of the device and the sizes, tested below."""
+ELSEWHERE = {"architecture", "grid", "tma_strides", "tma_coordinates", "tma_pages"}
+"""Laws of the device and the sizes, tested below; of pages in ``test_attention_paged.py``."""
 
 
 def test_every_law_of_tiles_and_roles_has_a_term_that_breaks_it() -> None:

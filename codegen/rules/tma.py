@@ -16,9 +16,12 @@ from tinygpu.codegen.kernel.trimming import trimmed_map
 from tinygpu.codegen.rules.descriptors import offset, smem_stage
 from tinygpu.errors import ProgramError
 from tinygpu.term.digits import box_lines
+from tinygpu.term.pages import Pages
 from tinygpu.term.program import Access, Affine, Do, Statement, each
 
-__all__ = ["bulk_tensor", "prepare"]
+__all__ = ["bulk_tensor", "look_up", "prepare"]
+
+_NO_PAGE = -1
 
 
 def bulk_tensor(
@@ -79,6 +82,8 @@ def _coordinates(
     Of a ragged map (``runtime/maps.py``) the lines have two: how many of the box's are not there,
     and the line behind the last one that is.
     """
+    if gmem.buffer.pages:
+        return _in_page(kernel, gmem, gmem.buffer.pages, beyond, scope)[::-1]
     order = reversed([*zip(gmem.origin, beyond, strict=True)])
     column, line, *others = [_coordinate(kernel, o, b, scope) for o, b in order]
     end = ragged_line(gmem)
@@ -92,6 +97,47 @@ def _coordinates(
 
     here = text.once(("ragged", line, end, lines), left)
     return [column, text.subtract(lines, here), text.add(line, here), *others]
+
+
+def _in_page(
+    kernel: KernelCode, gmem: Access, pages: Pages, beyond: list[int], scope: Scope
+) -> list[Scalar]:
+    """Return a box's coordinates in a pool of pages, outermost first.
+
+    A block beyond the array's end has no entry: no page is its, and TMA gives zeros.
+    """
+    text, shape = kernel.text, gmem.buffer.shape
+    found = [_coordinate(kernel, o, b, scope) for o, b in zip(gmem.origin, beyond, strict=True)]
+    rows, along = shape.index(pages.rows), shape.index(pages.axis)
+    row, place = found[rows], found[along]
+
+    def look_up() -> Scalar:
+        size, pitch = map(kernel.addresses.integer, (pages.axis, pages.pitch))
+        entry = text.multiply_add(row, pitch, text.divide(place, pages.size))
+        at = text.wide_multiply_add(entry, 4, f"%p_{pages.table}")
+        page = text.register("u32")
+        text.emit(f"mov.u32 {page}, {_NO_PAGE}")
+        inside = text.less(place, size)
+        only = "" if inside is True else f"@{inside} "
+        if inside is not False:
+            text.emit(f"{only}ld.global.u32 {page}, [{at}]")
+        return page
+
+    found[rows] = text.once(("page", pages, row, place), look_up)
+    found[along] = text.once(("within", pages, place), lambda: text.modulo(place, pages.size))
+    return found
+
+
+def look_up(kernel: KernelCode, body: tuple[Statement, ...], scope: Scope) -> None:
+    """Read the entries of tables that a turn's loads need, before what the turn waits for."""
+    for statement in body:
+        if isinstance(statement, Do) and statement.instruction.name == "cp.async.bulk.tensor":
+            (read,) = statement.reads
+            assert isinstance(read, Access)
+            if read.buffer.pages:
+                lines = int(box_lines(statement))
+                for box in range(int(statement.values[1]) // lines):
+                    _coordinates(kernel, read, _moved(read, 0, lines * box), lines, scope)
 
 
 def _coordinate(kernel: KernelCode, origin: Affine, beyond: int, scope: Scope) -> Scalar:

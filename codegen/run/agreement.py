@@ -25,6 +25,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -32,6 +33,7 @@ from tinygpu.errors import IllegalScheduleError, ProgramError
 from tinygpu.isa.memory import DTYPES
 from tinygpu.meaning import identity, interpret
 from tinygpu.meaning.identity import Meaning
+from tinygpu.meaning.inputs import drawn_indices, with_pool
 from tinygpu.meaning.race import Finding
 from tinygpu.meaning.tolerance import ratio_of
 from tinygpu.term.plan import Term, steps_of
@@ -123,8 +125,8 @@ def _differences(
     operation, sizes, random = program.operation, dict(at), np.random.default_rng(0)
     brought = [s for s, _ in walk(program) if isinstance(s, Do) and s.instruction.lower]
     names = ", ".join(sorted({s.instruction.name for s in brought}))
-    shapes = operation.shapes(sizes)
-    inputs = {}
+    pool = with_pool(operation, sizes)
+    shapes, inputs = operation.shapes(pool), dict[str, Any]()
     for operand in operation.inputs:
         normal = random.standard_normal(shapes[operand.name])
         special = random.choice(_SPECIAL, normal.shape)
@@ -134,6 +136,7 @@ def _differences(
         sign = np.choose(line % 3, (0.0, -1.0, 1.0))  # 0: of either
         mixed = np.where(sign == 0, mixed, sign * abs(mixed))
         inputs[operand.name] = DTYPES[operand.dtype].round(mixed)
+    inputs |= drawn_indices(operation, pool, random.standard_normal)
     exact = {name: values.astype(np.float64) for name, values in inputs.items()}
     scalars = dict.fromkeys(operation.scalars, _SCALAR)
     meant = interpret.interpret(program, sizes, exact, scalars=scalars).outputs

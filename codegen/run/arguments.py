@@ -27,6 +27,7 @@ from tinygpu.codegen.runtime.contract import (
     Argument,
     Contract,
     ContractStep,
+    Extent,
     Formula,
     Reach,
 )
@@ -34,7 +35,7 @@ from tinygpu.codegen.runtime.views import View
 from tinygpu.errors import ProgramError
 from tinygpu.isa.memory import ARRAY_DTYPES
 from tinygpu.term.expression import Apply, Constant, Expression, Value
-from tinygpu.term.operation import Problem
+from tinygpu.term.operation import LARGEST_SIZE, Operand, Operation, Problem
 from tinygpu.term.plan import Plan, Term
 from tinygpu.term.program import Access, Block, Do, Exit, For, Program, When, span, walk
 
@@ -103,9 +104,9 @@ def _of_kernel(program: Program, sizes: Mapping[str, int] | None) -> Contract:
                 name=o.name,
                 dtype=o.dtype,
                 width=ARRAY_DTYPES[o.dtype].bytes,
-                axes=o.axes,
+                axes=_extents(operation, o),
                 shape=buffers[o.name].shape if o.name in buffers else o.axes,
-                stride=buffers[o.name].stride if o.name in buffers else (1,) * (len(o.axes) == 1),
+                stride=buffers[o.name].stride if o.name in buffers else _contiguous(operation, o),
                 vector=vectors.get(o.name, 1),
                 guarded=o.name in guarded,
             )
@@ -133,6 +134,20 @@ def _of_kernel(program: Program, sizes: Mapping[str, int] | None) -> Contract:
         tile_values=_tile_values(program),
         outputs=len(operation.outputs),
     )
+
+
+def _extents(operation: Operation, operand: Operand) -> tuple[Extent, ...]:
+    """Return how long each dimension of an operand is: of a table a column for each block."""
+    pages = operation.pages
+    if pages and operand.name == pages.table:
+        return (pages.rows, (pages.axis, pages.size))
+    return operation.stored(operand)
+
+
+def _contiguous(operation: Operation, operand: Operand) -> tuple[int | str, ...]:
+    """Return the strides of an array of integers."""
+    pages = operation.pages
+    return (pages.pitch, 1) if pages and operand.name == pages.table else (1,)
 
 
 def dense(problem: Problem) -> list[View]:
@@ -195,7 +210,7 @@ def _tile_values(program: Program) -> tuple[tuple[str, Formula, Formula], ...]:
     Each names the parts before it: ``part`` is the most, ``part least`` the least of it.
     """
     found: dict[str, tuple[Formula, Formula]] = {axis.var: (0, axis.var) for axis in program.grid}
-    places = {*found}
+    places, long = {*found}, program.operation.lengths
 
     def named(name: str) -> tuple[Formula, Formula]:
         return found[name] if name in places else (f"{name} least", name)
@@ -212,6 +227,8 @@ def _tile_values(program: Program) -> tuple[tuple[str, Formula, Formula], ...]:
     def parts(node: Expression) -> tuple[Formula, Formula]:
         assert isinstance(node, Apply)
         match node:
+            case Apply("element", (Value(name), _)) if long and name == long.name:
+                return 0, LARGEST_SIZE  # whatever it has
             case Apply("element" | "slots_before"):  # an end of a group, or 0; no more blocks
                 assert program.operation.groups is not None
                 return 0, program.operation.groups.rows

@@ -135,19 +135,19 @@ def orders_of(term: Term, sizes: Mapping[str, int], text: str) -> tuple[Fault, .
 def instances(term: Term) -> tuple[dict[str, int], ...]:
     """Return the sizes at which a term's PTX is run."""
     every = dict.fromkeys(term.operation.axes, _FAR)
-    sizes = reduced(Problem.of(term.operation, **every), term)
+    sizes = reduced(Problem.of(term.operation, **term.operation.in_pages(every)), term)
     if isinstance(term, Plan):
         return (sizes,)
     one = {axis: min(tile_of(term, axis)[0], size) for axis, size in sizes.items()}
     least = _IN_TURN if term.persistent else _BESIDE
     for axis in one:
-        less = {**sizes, axis: one[axis]}
+        less = term.operation.in_pages({**sizes, axis: one[axis]})
         if least <= prod(term.grid_extents(less)) < prod(term.grid_extents(sizes)):
             sizes = less
     if term.tile_values:  # then some tile has no turns
         loops = {axis: edge_of(term, axis)[0] for axis in sizes if tile_of(term, axis)[1]}
-        return sizes, {**sizes, **loops}
-    return sizes, one
+        return sizes, term.operation.in_pages({**sizes, **loops})
+    return sizes, term.operation.in_pages(one)
 
 
 def least_arch(term: Term) -> str:

@@ -35,7 +35,7 @@ from tinygpu.codegen.kernel.tensor_map import tensor_maps
 from tinygpu.codegen.runtime.maps import mapped_array
 from tinygpu.isa.memory import DTYPES
 from tinygpu.meaning.composition import part_of
-from tinygpu.meaning.inputs import drawn_ends
+from tinygpu.meaning.inputs import drawn_indices, with_pool
 from tinygpu.meaning.tolerance import ratio_of
 from tinygpu.term.plan import Plan, Term, kernels_of
 from tinygpu.term.program import Program
@@ -82,12 +82,12 @@ def interpret(
     """
     operation, rng = term.operation, np.random.default_rng(seed)
     module = Module.parse(text or emit(term, arch, sizes, unchecked=True))
-    shapes = operation.shapes(sizes)
+    pool = with_pool(operation, sizes)
+    shapes = operation.shapes(pool)
     inputs = {
         o.name: DTYPES[o.dtype].round(rng.standard_normal(shapes[o.name])) for o in operation.inputs
     }
-    if groups := operation.groups:
-        inputs[groups.ends] = drawn_ends(groups, sizes, rng.standard_normal(sizes[groups.axis]))
+    inputs |= drawn_indices(operation, pool, rng.standard_normal)
     scalars = {**dict.fromkeys(operation.scalars, _SCALAR), **scalars}
     exact = {name: values.astype(np.float64) for name, values in inputs.items()}
     with np.errstate(over="ignore", under="ignore"):  # far tails of activations

@@ -46,8 +46,9 @@ class Kernel(Function):
         """Emit and assemble, for the current device unless ``arch`` names another.
 
         ``sizes`` are needed by a specialised program; ``unchecked`` is that of ``emit``.  With
-        ``debug`` each call reads the groups' ends back first, and raises LaunchError unless they
-        ascend to the last row, which a kernel takes for granted.  Raises IllegalScheduleError,
+        ``debug`` each call reads the groups' ends, or rows' lengths, back first, and raises
+        LaunchError unless ends ascend to the last row, and lengths are from 0 to what there is,
+        which a kernel takes for granted.  Raises IllegalScheduleError,
         ProgramError, AssemblyError, and LaunchError if no ``arch`` is given and there is no GPU.
         """
         self.program, self.debug = program, debug
@@ -59,13 +60,16 @@ class Kernel(Function):
 
     def start(self, arrays: tuple[Any, ...], scalars: Mapping[str, Any]) -> Any:
         """Return what starts it on these arrays, as every function does."""
-        groups = self.program.operation.groups
-        if self.debug and groups:
+        groups, lengths = self.program.operation.groups, self.program.operation.lengths
+        if self.debug and (groups or lengths):
             operands = self.program.operation.operands
             named = dict(zip((o.name for o in operands), arrays, strict=True))
             sizes = self.program.operation.sizes({n: tuple(x.shape) for n, x in named.items()})
             try:
-                groups.require(named[groups.ends].tolist(), sizes)
+                if groups:
+                    groups.require(named[groups.ends].tolist(), sizes)
+                if lengths:
+                    lengths.require(named[lengths.name].tolist(), sizes[lengths.axis])
             except OperationError as error:
                 raise LaunchError(f"{self.program.name}: {error}") from None
         return super().start(arrays, scalars)

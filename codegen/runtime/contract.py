@@ -33,11 +33,13 @@ __all__ = [
     "Argument",
     "Contract",
     "ContractStep",
+    "Extent",
     "Formula",
     "Reach",
     "check",
     "check_apart",
     "formula_value",
+    "named_extents",
     "sizes_of",
 ]
 
@@ -69,6 +71,10 @@ def formula_value(formula: Formula, values: Mapping[str, int]) -> int:
     return values[formula] if isinstance(formula, str) else int(formula)
 
 
+Extent: TypeAlias = "str | int | tuple[Any, ...]"
+"""How long a dimension is: a size, a number, or (size, number): so many times that is the size."""
+
+
 class Argument(NamedTuple):
     """An array argument.
 
@@ -79,7 +85,7 @@ class Argument(NamedTuple):
     name: str
     dtype: str
     width: int
-    axes: tuple[str, ...]
+    axes: tuple[Extent, ...]
     shape: tuple[int | str, ...]
     stride: tuple[int | str, ...]
     vector: int
@@ -262,15 +268,29 @@ def sizes_of(contract: Contract, shapes: Sequence[tuple[int, ...]]) -> dict[str,
         if len(shape) != len(argument.axes):
             raise LaunchError(
                 f"{contract.operation}: {argument.name} needs {len(argument.axes)} dimensions "
-                f"({','.join(argument.axes)}), got shape {tuple(shape)}"
+                f"({named_extents(argument)}), got shape {tuple(shape)}"
             )
-        for axis, size in zip(argument.axes, shape, strict=True):
-            if sizes.setdefault(axis, int(size)) != size:
+        for extent, length in zip(argument.axes, shape, strict=True):
+            if isinstance(extent, int):
+                if length != extent:
+                    raise LaunchError(
+                        f"{contract.operation}: {argument.name}[{named_extents(argument)}] has "
+                        f"shape {tuple(shape)}; give one with {extent} there"
+                    )
+                continue
+            axis, times = (extent, 1) if isinstance(extent, str) else extent
+            size = int(length) * times
+            if sizes.setdefault(axis, size) != size:
                 raise LaunchError(
                     f"{contract.operation}: axis {axis} is {sizes[axis]}, but {argument.name} "
                     f"has shape {tuple(shape)}; give operands whose {axis} agree"
                 )
     return sizes
+
+
+def named_extents(argument: Argument) -> str:
+    """Return the dimensions of an argument as a message has them: l,n/64."""
+    return ",".join(f"{a[0]}/{a[1]}" if isinstance(a, tuple) else f"{a}" for a in argument.axes)
 
 
 def check_apart(contract: Contract, views: Sequence[View]) -> None:

@@ -27,7 +27,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from tinygpu.codegen.runtime.contract import Contract, check, check_apart
+from tinygpu.codegen.runtime.contract import Contract, check, check_apart, named_extents
 from tinygpu.codegen.runtime.driver import (
     NO_CONTEXT,
     active_clusters,
@@ -422,7 +422,7 @@ class Function:
         self._check_count(inputs)
         wanted = self.contract.inputs
         views = [view(a.name, x) for a, x in zip(wanted, inputs, strict=True)]
-        named: dict[str, int] = {}
+        named: dict[Any, int] = {}
         for argument, seen in zip(wanted, views, strict=True):
             if len(seen.shape) == len(argument.axes):
                 named |= zip(argument.axes, seen.shape, strict=True)
@@ -434,7 +434,7 @@ class Function:
                 raise LaunchError(
                     f"{output.name}: its size {missing[0]} does not follow from the inputs' shapes "
                     f"{said}; {self.contract.operation} takes "
-                    + ", ".join(f"{a.name}[{','.join(a.axes)}]" for a in wanted)
+                    + ", ".join(f"{a.name}[{named_extents(a)}]" for a in wanted)
                 )
             shape = tuple(named[axis] for axis in output.axes)
             if is_torch(like):

@@ -5,7 +5,9 @@ learns the output's shape from a *fake*: the same function on tensors without me
 
 Attention takes q [b, heads, m, d], k [b, kv heads, n, d] and v [b, kv heads, n, e], as PyTorch's
 ``scaled_dot_product_attention``.  Views are enough: a tensor [b, s, heads, d] is transposed and not
-copied, and the output lies in memory as q does.  With lse [b, heads, m] it returns (o, lse).
+copied, and the output lies in memory as q does.  With lse [b, heads, m] it returns (o, lse).  In
+pages k is [pages, kv heads, keys of one, d] and v alike, and the table [b, blocks] follows; then
+the lengths [b], if the kernel takes them.
 
 Source: PyTorch, "Custom Operators".
 """
@@ -51,7 +53,7 @@ def _fake(inputs: Sequence[Argument], outputs: Sequence[Argument]) -> Callable[.
     import torch
 
     def fake(*tensors: Any, **_: float) -> Any:
-        sizes: dict[str, Any] = {}
+        sizes: dict[Any, Any] = {}
         for argument, tensor in zip(inputs, tensors, strict=True):
             sizes |= zip(argument.axes, tensor.shape, strict=True)
         kinds = [getattr(torch, TORCH_TYPES.get(o.dtype, "float32")) for o in outputs]
@@ -72,7 +74,7 @@ def _attended(outputs: Sequence[Argument]) -> Callable[..., Any]:
     """Return what makes new outputs; heads and queries of the first lie as those of q do."""
     import torch
 
-    def fake(q: Any, k: Any, v: Any, *, scale: float | None = None) -> Any:
+    def fake(q: Any, k: Any, v: Any, *_: Any, scale: float | None = None) -> Any:
         for name, tensor in (("q", q), ("k", k), ("v", v)):
             if len(tensor.shape) != 4:
                 raise LaunchError(
@@ -101,12 +103,12 @@ def _attending(
     """Return attention of tensors with all heads in one dimension."""
     attended = _attended(outputs)
 
-    def attend(q: Any, k: Any, v: Any, *, scale: float | None = None) -> Any:
+    def attend(q: Any, k: Any, v: Any, *more: Any, scale: float | None = None) -> Any:
         found = attended(q, k, v)
         heads = k.shape[1], q.shape[1] // k.shape[1]
         scalars = {"scale": 1 / math.sqrt(q.shape[3]) if scale is None else scale} if scaled else {}
         grouped = [o.unflatten(1, heads) for o in (found if outputs[1:] else (found,))]
-        run(q.unflatten(1, heads), k, v, out=_joined(grouped), **scalars)
+        run(q.unflatten(1, heads), k, v, *more, out=_joined(grouped), **scalars)
         return found
 
     return attend

@@ -69,7 +69,8 @@ def step_views(contract: Contract, views: Sequence[View], memory: int) -> list[l
                 known[array] = View(memory, argument.dtype, shape, strides, device)
                 size = math.prod(shape) * WIDTHS[argument.dtype]
                 memory += -(-size // _APART) * _APART
-            mine.append(seen(array, known[array], cuts, argument.axes, own))
+            axes = tuple(map(str, argument.axes))  # of a plan all are sizes
+            mine.append(seen(array, known[array], cuts, axes, own))
         found.append(mine)
     return found
 

@@ -74,7 +74,7 @@ from tinygpu.search.time.rates import (
 )
 from tinygpu.search.time.tile_steps import share_of_tiles, steps_of_tiles
 from tinygpu.term.access_map import Affine
-from tinygpu.term.digits import product_of
+from tinygpu.term.digits import box_lines, product_of
 from tinygpu.term.program import (
     Access,
     Arrive,
@@ -677,8 +677,11 @@ class _Accountant:
                 line = FITTED["tma_line"] + FITTED["tma_outside"] * (1 - inside)
                 if do.trimmed:
                     line = FITTED["tma_line"] * inside
+                boxes: Number = 1  # a page is asked for by itself, its entry before any wait
+                if any(isinstance(r, Access) and r.buffer.pages for r in do.reads):
+                    boxes = do.values[1] // np.maximum(box_lines(do), 1)
                 cycles = {
-                    "serial": FITTED["tma_issue"],
+                    "serial": FITTED["tma_issue"] * boxes,
                     "tma": line * count / do.values[0],
                     "smem": FITTED["landing"] * landed / smem,
                     "fill": inside * landed / fill_rate(device),

@@ -58,6 +58,8 @@ def computed(program: Program) -> Ruling:
 def _require_sums(operation: Operation) -> None:
     """Say "not certified" of an operation that is something else than sums of products."""
     inputs = {operand.name for operand in operation.inputs}
+    if operation.pages or operation.lengths:
+        uncertified(f"{operation.name} has pages or lengths")
     if not operation.reductions or operation.groups:
         uncertified(f"{operation.name} has {'groups of rows' if operation.groups else 'no sums'}")
     for r in operation.reductions:

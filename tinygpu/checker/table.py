@@ -195,7 +195,7 @@ FIELDS: Mapping[str, Mapping[str, str]] = {
     "Buffer": {
         "name": _ORDER, "level": _ORDER, "dtype": _ORDER, "shape": _ORDER, "stride": _ORDER,
         "stages": _ORDER, "stage_elements": _ORDER, "swizzle": _ORDER, "copies": _ORDER,
-        "home": _ORDER,
+        "home": _ORDER, "pages": "where global memory is read from",
     },
     "Access": {
         "buffer": _ORDER, "value": _ORDER, "thread": _ORDER, "origin": _ORDER, "index": _ORDER,

@@ -7,7 +7,7 @@
     elementwise EXPRESSION  -i        --inputs
     rmsnorm, softmax        -i -j
     rmsnorm_matmul          -m -n -k  --layout --out-dtype
-    attention               -b --heads --kv-heads -m -n -d  --causal --mask
+    attention               -b --heads --kv-heads -m -n -d  --causal --mask --pages --lengths
     FILE.py:OPERATION       an option for each of its axes: -i, --rows
 
 In an EXPRESSION, as "a*x + b", the names u, v, w, x and z are arrays, or those that --inputs lists;
@@ -55,7 +55,7 @@ _TAKES: Mapping[str, tuple[str, ...]] = {
     "rmsnorm": ("dtype",),
     "rmsnorm_matmul": ("dtype", "layout", "out_dtype"),
     "softmax": ("dtype",),
-    "attention": ("dtype", "causal", "mask", "window", "lse"),
+    "attention": ("dtype", "causal", "mask", "window", "lse", "pages", "lengths"),
 }
 
 
@@ -89,6 +89,12 @@ class Asked:
         typer.Option(metavar="LEFT RIGHT", help="Of attention: --mask window:LEFT:RIGHT."),
     ] = None
     lse: Annotated[bool, typer.Option("--lse", help="Of attention: log-sum-exp, too.")] = False
+    pages: Annotated[
+        int, typer.Option(metavar="KEYS", help="Of attention: keys and values in pages of so many.")
+    ] = 0
+    lengths: Annotated[
+        bool, typer.Option("--lengths", help="Of attention: each sequence has its own keys.")
+    ] = False
     inputs: Annotated[str, typer.Option(help="Arrays of an expression, as x,z.")] = ""
     groups: Annotated[
         list[str] | None,
@@ -179,7 +185,8 @@ def operation_of(asked: Asked, machine: str = "") -> Operation:
                 one, other, *_ = reversed(said)
                 raise OperationError(f"{one}: {other} is another; give one of them")
             mask = next(iter(said.values()), "none")
-            return attention(asked.dtype or "bf16", mask=mask, lse=asked.lse)
+            more: dict[str, Any] = {"pages": asked.pages, "lengths": asked.lengths}
+            return attention(asked.dtype or "bf16", mask=mask, lse=asked.lse, **more)
     return OPERATIONS[name](dtype)
 
 

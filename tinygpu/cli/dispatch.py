@@ -37,6 +37,7 @@ from tinygpu.devices.device import label, load_device
 from tinygpu.errors import (
     IllegalScheduleError,
     LaunchError,
+    OperationError,
     ScheduleError,
     TinyGpuError,
     nearest,
@@ -121,6 +122,11 @@ def dispatch(
     if asked.operation == "matmul":
         asked = replace(asked, dtype=asked.dtype or "bf16", layout=asked.layout or "nt")
     operation, chip = operation_of(asked), device_given(device)
+    if operation.pages or operation.lengths:
+        raise OperationError(
+            f"dispatch: {operation.name} with pages or lengths; a bundle has no rule for what only "
+            "the device knows: build kernels that search finds"
+        )
     texts = texts_of(operation.name, operation.axes, asked.sizes or ())
     routings = asked.groups or (["even"] if operation.groups else [])
     wanted = shapes_of(operation, texts, layer or (), shapes, points, routings)

@@ -50,6 +50,7 @@ from tinygpu.smt import z3_module
 from tinygpu.term.access_map import Operand
 from tinygpu.term.expression import Apply, Constant, Expression, Index, Value
 from tinygpu.term.fields import unknown
+from tinygpu.term.pages import Lengths
 from tinygpu.term.program import (
     Access,
     Affine,
@@ -115,7 +116,8 @@ class Reading:
     ``row`` and ``key`` are the origins of a tile's rows and of a turn's block of ``block`` keys;
     ``values`` those of its values.  ``digits``: (extent, row step, key step) of what a score is
     counted by.  ``others``: where a score is along further axes, of rows that are counted along
-    several or that the condition names: the origin and a step for each digit.
+    several or that the condition names: the origin and a step for each digit.  ``lengths``: an
+    array that the condition and tile values read, of which nothing else is known.
     """
 
     sizes: tuple[str, ...]
@@ -135,6 +137,7 @@ class Reading:
     uses: tuple[Weighted, ...]
     cluster: tuple[tuple[str, int], ...] = ()
     others: Mapping[str, tuple[Affine, tuple[int, ...]]] = field(default_factory=dict)
+    lengths: Lengths | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +189,8 @@ class _Numbers:
         self.solver.set("rlimit", RESOURCES)
         self.known: dict[str, ArithRef] = {}
         self.quotients = 0
+        whole = self.z3.IntSort(self.solver.ctx)
+        self.lengths = self.z3.Function("its length", whole, whole)
         m, n = self.named(reading.rows), self.named(reading.keys)
         self.sizes, self.trips = (m, n), self.named(reading.trips)
         extents = [extent for extent, _, _ in reading.digits]
@@ -219,9 +224,14 @@ class _Numbers:
 
     def of(self, expression: Expression, point: Mapping[str, ArithRef] | None = None) -> ExprRef:
         """Return an integer expression, or a condition, at the coordinates of a point."""
+        long = self.reading.lengths
         match expression:
             case Constant(number) if float(number).is_integer():
                 return self.z3.IntVal(int(number), self.solver.ctx)
+            case Value(name) if long and name == long.name and point is not None:
+                return self.length(point[long.rows])
+            case Apply("element", (Value(name), index)) if long and name == long.name:
+                return self.length(self.of(index, point))
             case Value(name):
                 return self.named(name)
             case Index(axis) if point is not None and axis in point:
@@ -237,6 +247,13 @@ class _Numbers:
             case Apply(operator, arguments) if operator in _LINEAR:
                 return _LINEAR[operator](self.z3, *(self.of(a, point) for a in arguments))
         raise _UnreadError(f"{expression} is not linear in sizes, places and coordinates")
+
+    def length(self, row: ArithRef) -> ArithRef:
+        """Return how many of an axis there are in a row of lengths: from 0 to all of them."""
+        found, long = self.lengths(row), self.reading.lengths
+        assert long is not None
+        self.solver.add(found >= 0, found <= self.named(long.axis))
+        return found
 
     def form(self, form: Affine, turn: ArithRef | None = None) -> ArithRef:
         """Return an affine form, in the loop at a turn."""
@@ -453,8 +470,12 @@ def read(program: Program) -> Reading:
     key_axis, key, block = _along(loads[_name(product.reads[1])], layout.lines[1])
     walks = _Following(body, tile, loop, loads)
     others = {axis: (walks.own(form, rows), by) for axis, form, by in further}
+    long, named = program.operation.lengths, list[str]()
     for node in condition.nodes() if condition else ():
-        if isinstance(node, Index) and (axis := node.axis) not in (row_axis, keys, *others):
+        named += [node.axis] if isinstance(node, Index) else []
+        named += [long.rows] if long and node == Value(long.name) else []
+    for axis in named:
+        if axis not in (row_axis, keys, *others):
             others[axis] = walks.own(_still(rows, axis), rows), (0,) * len(layout.digits)
     if key_axis != keys or keys in (row_axis, *others) or layout.keys != block:
         raise _UnreadError(f"{product} does not multiply rows with a whole block of {keys}")
@@ -494,6 +515,7 @@ def read(program: Program) -> Reading:
         uses=tuple(uses),
         cluster=tuple((name, int(many)) for name, many in program.cluster),
         others=others,
+        lengths=long,
     )
 
 

@@ -230,6 +230,8 @@ class Case:
         ends |= {name: (0, extent - 1) for name, extent in grid.items()}
         if groups := program.operation.groups:
             ends[groups.ends] = (0, sizes[groups.rows])
+        if lengths := program.operation.lengths:
+            ends[lengths.name] = (0, sizes[lengths.axis])
         for name, (least, most) in program.value_bounds(ends).items():
             outside[name] = Range(least, most, exact=False)
         outside |= {name: Range(0, extent - 1) for name, extent in program.cluster}

@@ -33,7 +33,7 @@ import numpy as np
 from tinygpu.isa.tma import BOX_SIDE, boxes
 from tinygpu.legality.law import Law
 from tinygpu.legality.placement import memory_step
-from tinygpu.legality.reach import Case, Clause, Context, Place, moves, origin_of
+from tinygpu.legality.reach import Case, Clause, Context, Place, last_origin, moves, origin_of
 from tinygpu.numbers import Number, Truth
 from tinygpu.term.digits import box_lines, held_factor, layout_faults, product_of
 from tinygpu.term.program import Access, Buffer, Do, same_place, select
@@ -108,6 +108,8 @@ def tma_box(context: Context, place: Place) -> Iterator[Clause]:
         return
     inner, lines = do.values[:2]
     many = boxes(lines)
+    if gmem.buffer.pages:
+        many = lines // np.maximum(box_lines(do), 1)
     for side in (inner, lines // many):
         text = "{}: a side of its box has {} elements; 1 to {} are allowed"
         yield Clause((side >= 1) & (side <= BOX_SIDE), text, (do, side, BOX_SIDE))
@@ -146,6 +148,28 @@ def tma_box(context: Context, place: Place) -> Iterator[Clause]:
     for _, _, begin in _steps(context, place, smem):
         text = "{}: it starts at steps of {} B; TMA needs multiples of {}"
         yield Clause(begin % _BOX_BYTES == 0, text, (smem, begin, _BOX_BYTES))
+
+
+def tma_pages(context: Context, place: Place) -> Iterator[Clause]:
+    """Check that a box of an array in pages lies in one of them."""
+    do = place.do
+    if do.instruction.unit != "tma" or not (pages := _ends(do)[0].buffer.pages):
+        return
+    gmem, _ = _ends(do)
+    along, rows = (gmem.buffer.shape.index(axis) for axis in (pages.axis, pages.rows))
+    for extent, steps in zip(do.values, gmem.value, strict=True):
+        text = "{}: its box goes over {} of {}, and a page is of one"
+        yield Clause((steps[rows] == 0) | (extent == 1), text, (do, extent, pages.rows))
+    last, _ = last_origin(context, place, gmem, rows)
+    text = "{}: it counts {} to {}; the table has rows below {}"
+    size = context.size(gmem, rows)
+    yield Clause(last < size, text, (gmem, pages.rows, last, size))
+    lines = np.maximum(box_lines(do), 1)
+    constant, terms = origin_of(context, gmem, along)
+    further = (steps[along] for steps in gmem.value[2:])
+    for step in (constant, *(c for _, c in terms), *further):
+        text = "{}: boxes of {} begin {} apart along {}, in pages of {}"
+        yield Clause(step % lines == 0, text, (do, lines, step, pages.axis, pages.size))
 
 
 def swizzle(case: Case) -> Iterator[Clause]:
@@ -303,6 +327,14 @@ TENSOR_LAWS: Mapping[str, Law] = {
             "tinygpu/codegen/kernel/trimming.py; " + _MAPS,
             "load boxes of one size (tile_m, tile_n), or fill lines outside with zeros",
             of_place=tma_lines,
+        ),
+        Law(
+            "tma_pages",
+            "States that a box of an array in pages lies in one page, which the table names: it "
+            "begins at multiples of its lines, which divide a page, in a row of the table.",
+            "docs/attention.md, Pages",
+            "choose a tile that pages are made of (tile_n), or let CTAs have whole boxes",
+            of_place=tma_pages,
         ),
         Law(
             "swizzle",

@@ -29,8 +29,8 @@ from typing import ClassVar
 
 from tinygpu.errors import OperationError
 from tinygpu.isa.memory import GMEM, L2, REGISTERS, SMEM
-from tinygpu.term.builder import Array, Held, Kernel, LoopIndex, Piece, Tile
-from tinygpu.term.expression import Constant, apply, value
+from tinygpu.term.builder import Array, Held, Kernel, LoopIndex, Piece, Tile, TileValue
+from tinygpu.term.expression import Constant, Expression, apply, value
 from tinygpu.term.machine import Choice, Chosen, Machine, Requirement, Value, instructions
 from tinygpu.term.operation import Operation, attention, window_of
 from tinygpu.term.orders import LoopPart, Orders, orders_of
@@ -47,6 +47,8 @@ __all__ = [
 ]
 
 _BLOCK = 64  # spec: PTX ISA, wgmma's rows
+_LENGTH = TileValue("length")
+"""How many keys a tile's sequence has, where each has its own."""
 _LOG2_E = math.log2(math.e)
 _LEAST = -(2.0**100)
 """Below any score, and finite when it is scaled: a row without a visible key has weights 0."""
@@ -79,6 +81,8 @@ class FlashAttention(Machine):
     """What has to be a multiple of 16 B."""
     windowed: ClassVar[bool] = False
     """Whether it does windows."""
+    paged: ClassVar[bool] = False
+    """Whether it reads keys and values in pages, and so many as each sequence has."""
     tile_n: int
 
     @property
@@ -123,8 +127,17 @@ class FlashAttention(Machine):
         masks = ["none", "causal"]
         if self.windowed and (window := window_of(operation)) and None not in window:
             masks.append("window:{}:{}".format(*window))
-        asked = {"scale": scaled, "lse": bool(operation.further)}
-        if operation not in [attention(dtype, mask=m, **asked) for m in masks]:
+        if (operation.pages or operation.lengths) and not self.paged:
+            what = "keys and values in pages" if operation.pages else "a length of each sequence"
+            raise OperationError(
+                f"machine {self.name}: {operation.name} with {what}; choose the machine attention"
+            )
+        size = operation.pages.size if operation.pages else 0
+        lse, lengths = bool(operation.further), operation.lengths is not None
+        if operation not in [
+            attention(dtype, mask=m, scale=scaled, lse=lse, pages=size, lengths=lengths)
+            for m in masks
+        ]:
             raise OperationError(
                 f"machine {self.name}: {operation.name} with the mask {operation.mask}; it does "
                 "attention(..) of tinygpu.term.operation, with mask "
@@ -148,36 +161,48 @@ class FlashAttention(Machine):
         Under a window it begins at a block of its own, too.
         """
         left, right = window_of(k.op)
+        own, keys = dict[str, Expression](), value("n")
+        if lengths := k.op.lengths:
+            there = apply("element", value(lengths.name), value("bl"))
+            own[_LENGTH.name] = apply("min", apply("max", there, 0), keys)
+            keys = value(_LENGTH.name)
         if right is None:
-            return k.tiles()
-        rows, ahead = Constant(self.span), value("n") - value("m")
+            return (
+                k.tiles(start="", step=1, **own, trips=keys.ceildiv(self.stride))
+                if own
+                else k.tiles()
+            )
+        rows, ahead = Constant(self.span), keys - value("m")
         end = (value("bm") + Constant(1)) * rows + ahead
-        seen = apply("min", value("n"), end + right if right else end)
+        seen = apply("min", keys, end + right if right else end)
         blocks = apply("max", seen, 0).ceildiv(self.stride)
         if left is None:
-            return k.tiles(trips=blocks)
+            return k.tiles(start="", step=1, **own, trips=blocks)
         first = apply("max", value("bm") * rows + ahead - left, 0)
         begin = (first + 1).ceildiv(self.stride) - 1
-        return k.tiles(begin=begin, trips=apply("max", blocks - value("begin"), 0))
+        return k.tiles(
+            start="", step=1, **own, begin=begin, trips=apply("max", blocks - value("begin"), 0)
+        )
 
     def steps(self, k: Kernel, tile: Tile, first: int | None = None) -> Iterator[LoopIndex]:
         """Trace a block of keys of a tile; with ``first`` so many are written out, and no more."""
         left, right = window_of(k.op)
         start = tile.begin if left is not None else None
-        trips = None if right is None else tile.trips
+        trips = None if right is None and not k.op.lengths else tile.trips
         return k.loop("kt", trips=trips, start=start, first=first)
 
     def mask(self, k: Kernel, scores: Held, step: LoopIndex) -> None:
         """Set scores to minus infinity that a query does not see, in blocks that may have such."""
         key = k.at(f"{self.blocks_by}, {self.keys_by}", step.last - step)
-        last = k.at(f"{self.tile_by}, {self.rows_by}") + (k.size("n") - k.size("m"))
+        keys = k.size(_LENGTH if k.op.lengths else "n")
+        last = k.at(f"{self.tile_by}, {self.rows_by}") + (keys - k.size("m"))
         left, right = window_of(k.op)
         cut = -(-(self.span - 1) // self.stride) + 1
         with k.when(step < (1 if right is None else cut)):
             if right is not None:
                 k.fill(scores, -math.inf, where=key > last + right)
             if right != 0:
-                k.fill(scores, -math.inf, where=key >= k.size("n"))
+                k.fill(scores, -math.inf, where=key >= keys)
         if left is not None:
             with k.when(step.last - step < cut):
                 k.fill(scores, -math.inf, where=key < last - left)
@@ -194,7 +219,7 @@ class Attention(FlashAttention):
         "barrier.cluster", "shfl.sync",
         "st.global", "fma", "alu", "mufu", "mov",
     )  # fmt: skip
-    several, windowed = True, True
+    several, windowed, paged = True, True, True
     rows_by = _ROWS
     copied = "TMA's lines"
     spread = ("consumers", "tile_n")

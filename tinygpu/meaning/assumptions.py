@@ -148,6 +148,8 @@ def _bound(program: Program, access: Access, around: tuple[Block, ...]) -> str:
 def _foreign(program: Program, access: Access) -> str:
     """Return whether a buffer in global memory is not laid out as the operand of its name."""
     axes = program.operation.operand(access.buffer.name).axes
+    if access.buffer.pages:
+        return f"{access.buffer.name} lies in pages"
     if access.buffer.shape != axes:
         return f"{access.buffer.name} has the shape {access.buffer.shape}"
     for d, stride in enumerate(access.buffer.stride):

@@ -43,12 +43,13 @@ from tinygpu.isa.mma_sync import products
 from tinygpu.isa.wgmma import joined, rows_of
 from tinygpu.meaning.cluster import Run
 from tinygpu.meaning.execution import folded, is_tile, is_warps
-from tinygpu.meaning.interpret import unwritten
+from tinygpu.meaning.interpret import looked_up, unwritten
 from tinygpu.meaning.race import Cells, Finding, GlobalArray, Kind
 from tinygpu.meaning.touched import OnChip, Touched, Toucher, compared, coordinates, extent
 from tinygpu.meaning.turns import tiles_of
 from tinygpu.numbers import Array, Booleans, Floats, Integers, Number
 from tinygpu.term.digits import depth_modes, held_factor, spans, together
+from tinygpu.term.pages import POOL
 from tinygpu.term.program import (
     Access,
     Affine,
@@ -101,6 +102,7 @@ def canonical_run(
     of this very program found, to which this one adds.
     """
     operation, values = program.operation, program.parameter_values(sizes)
+    values |= looked_up(operation, inputs)
     arrays = {
         o.name: GlobalArray(
             algebra.round(DTYPES[o.dtype], inputs[o.name]),
@@ -714,9 +716,19 @@ class _Work:
         place, strides, base, reach = self.places[key]
         sizes = [self.number(n) for n in buffer.shape]
         origin = [o.evaluate(group.env) for o in access.origin] or [0] * len(sizes)
-        address = base + sum(
-            (np.asarray(o) * s for o, s in zip(origin, strides, strict=True)), np.zeros(1, np.int64)
-        )
+        there, room = None, prod(sizes)
+        address: Any
+        if pages := buffer.pages:
+            at = [p[..., None] + np.asarray(o) for p, o in zip(place, origin, strict=True)]
+            table, many = self.run.values[pages.table], self.number(POOL)
+            at, there = pages.places(buffer.shape, at, table, many)
+            address = sum((a * s for a, s in zip(at, strides, strict=True)), np.zeros(1, np.int64))
+            room = prod(map(self.number, pages.stored(tuple(map(str, buffer.shape)))))
+        else:
+            address = base + sum(
+                (np.asarray(o) * s for o, s in zip(origin, strides, strict=True)),
+                np.zeros(1, np.int64),
+            )
         taken, inside = np.ones((1, 1, 1), np.bool_), np.ones((1, 1, 1), np.bool_)
         guards = access.guard or (False,) * len(sizes)
         parts = zip(place, reach, origin, sizes, guards, strict=True)
@@ -732,7 +744,9 @@ class _Work:
         vector = 1 if isinstance(do, Exit) else int(do.vector)
         if vector > 1 and len(taken) > 1 and len(taken) % vector == 0:
             taken = np.repeat(taken[::vector], vector, axis=0)
-        wild = (address < 0) | (address >= prod(sizes))
+        if there is not None:
+            taken = taken & there
+        wild = (address < 0) | (address >= room)
         bad = taken & (~inside | wild)
         if bad.any():
             if self.alive is not None:
@@ -740,8 +754,8 @@ class _Work:
             if bad.any() and not isinstance(do, Exit):
                 self.find("out_of_bounds", do, f"touches {buffer.name} outside of it; guard it")
             taken = taken & inside & ~wild
-        many = (*base.shape[:2], group.who.size)
-        return np.broadcast_to(address, many), np.broadcast_to(taken, many)
+        every = (*base.shape[:2], group.who.size)
+        return np.broadcast_to(address, every), np.broadcast_to(taken, every)
 
     def left(self, do: Do, access: Access, group: _Group) -> Booleans:
         """Return which elements are of lines that a trimmed load leaves out, as ``gmem`` does."""

@@ -58,7 +58,7 @@ from tinygpu.meaning.canonical import NotCanonicalError, canonical_run
 from tinygpu.meaning.composition import by_reference, composed
 from tinygpu.meaning.execution import is_tile
 from tinygpu.meaning.exponential_ring import DRAWS, P2, exponential_ring, has_exponential
-from tinygpu.meaning.inputs import drawn, drawn_ends, kinds
+from tinygpu.meaning.inputs import drawn, drawn_indices, kinds, with_pool
 from tinygpu.meaning.interpret import SCALAR, edge_of, interpret, tile_of, wrong_result
 from tinygpu.meaning.prime_field import prime_field
 from tinygpu.meaning.race import Finding
@@ -297,7 +297,8 @@ def _computes(program: Program, draws: int) -> Meaning:
     cover = _cover(program)
     if cover is not None and cover.at:  # a counterexample, which the run is to confirm
         least = different[-1]
-        full = (*full, {axis: cover.at.get(axis, least[axis]) for axis in least})
+        there = {axis: cover.at.get(axis, least[axis]) for axis in least}
+        full = (*full, program.operation.in_pages(there))
     for sizes in full:
         if (work := _work(program, sizes)) <= left:
             left -= work
@@ -389,15 +390,15 @@ def _findings(
     The last is the share of the elements at which the operation is a number.
     """
     operation, random = program.operation, np.random.default_rng((number, draw))
-    shapes, exact = operation.shapes(sizes), algebra(number + draw)
+    exact, pool = algebra(number + draw), with_pool(operation, sizes)
+    shapes = operation.shapes(pool)
     inputs = {
         o.name: random.integers(exact.modulus, size=shapes[o.name]).astype(np.float64)
         for o in operation.inputs
     }
-    if groups := operation.groups:
-        normal = random.standard_normal((sizes[groups.axis],))
-        inputs[groups.ends] = drawn_ends(groups, sizes, normal)
-        sizes = {**sizes, groups.ends: tuple(inputs[groups.ends].tolist())}
+    indices = drawn_indices(operation, pool, random.standard_normal)
+    inputs |= indices
+    sizes = {**sizes, **_listed(indices)}
     scalars = {n: float(random.integers(exact.modulus)) for n in operation.scalars}
     try:
         result, found, shared = canonical_run(program, sizes, inputs, scalars, exact, on_chip)
@@ -413,14 +414,22 @@ def _findings(
     return (*found, *wrong), why, compared
 
 
+def _listed(indices: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Return arrays of integers as sizes have them: those along one axis."""
+    return {name: tuple(array.tolist()) for name, array in indices.items() if array.ndim == 1}
+
+
 def _finding_in_floats(
-    program: Program, sizes: Mapping[str, int], on_chip: OnChip
+    program: Program, sizes: Mapping[str, Any], on_chip: OnChip
 ) -> Finding | None:
     """Return what is wrong in floats, on inputs of each kind: a sum that overflows, above all."""
     operation, scalars = program.operation, dict.fromkeys(program.operation.scalars, SCALAR)
     for kind in kinds(operation):
         made = drawn(operation, sizes, kind, np.random.default_rng(0).standard_normal)
         inputs = {o.name: DTYPES[o.dtype].round(made[o.name]) for o in operation.inputs}
+        indices = {o.name: made[o.name] for o in operation.indices}
+        inputs |= indices
+        sizes = {**sizes, **_listed(indices)}
         try:
             result, found, _ = canonical_run(program, sizes, inputs, scalars, FLOATS, on_chip)
             found = (*found, *wrong_result(program, sizes, inputs, scalars, result, FLOATS)[0])
@@ -466,6 +475,7 @@ def _instances(
     }
     most = {axis: dict(program.at_most).get(axis, width * 2**20)
             for axis, (width, _, _, _) in steps.items()}  # fmt: skip
+    whole = program.operation.in_pages
     looped = any(loops for _, loops, _, _ in steps.values())
     last = sum(window(program)) + 1 if looped else 1
     found: list[Mapping[str, int]] = []
@@ -474,10 +484,10 @@ def _instances(
         for axis, (width, loops, _, _) in steps.items():
             tiles = trips if loops else 1 + (trips == 1)
             sizes[axis] = width * min(tiles, most[axis] // width)
-        found.append(sizes)
-    found += (sizes for sizes in _telling(program, steps, most) if sizes not in found)
+        found.append(whole(sizes))
+    found += (sizes for sizes in map(whole, _telling(program, steps, most)) if sizes not in found)
     kinds = {(last, 2): None, (min(2, last), 2): None, (1, 2): None, (1, 1): None}
-    others = (_different(steps, most, trips=trips, wide=wide) for trips, wide in kinds)
+    others = (whole(_different(steps, most, trips=trips, wide=wide)) for trips, wide in kinds)
     return tuple(found), tuple(others)
 
 
@@ -547,7 +557,7 @@ def _larger(program: Program) -> tuple[Mapping[str, int], ...]:
         while _work(program, sizes) > _MOST_LARGER and any(tiles[a] > least[a] for a in tiles):
             tiles[max(tiles, key=lambda axis: tiles[axis] - least[axis])] -= 1
             sizes = _of_tiles(tiles, ends)
-        found.append(sizes)
+        found.append(program.operation.in_pages(sizes))
     return tuple({tuple(sizes.items()): sizes for sizes in found}.values())
 
 

@@ -23,18 +23,25 @@ Source: ``docs/model.md``, section "Meaning".
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from math import prod
 
 import numpy as np
 
 from tinygpu.numbers import Array
 from tinygpu.term.operation import Groups, Operation
+from tinygpu.term.pages import POOL, Lengths, Pages
 
-__all__ = ["EMPTY", "KINDS", "PLANTED", "RISE", "drawn", "drawn_ends", "kinds"]
+__all__ = [
+    *("AGAIN", "EMPTY", "KINDS", "NOWHERE", "PLANTED", "RISE", "drawn", "drawn_ends"),
+    *("drawn_indices", "drawn_lengths", "kinds", "with_pool"),
+]
 
 KINDS = ("normal", "rising", "planted")
 EMPTY = 0.43
 """A third of the normal distribution is nearer to 0: such a group has no rows."""
+AGAIN, NOWHERE = 1.4, 2.05
+"""One normal number in twelve is below minus the first, one in fifty above the second."""
 RISE = 64.0
 """Of 64 |normal| one in six is above 89, whose exponential is beyond fp32; fp16 holds all."""
 PLANTED = 16.0
@@ -54,8 +61,11 @@ def drawn(
 ) -> dict[str, Array]:
     """Return inputs of a kind, made of ``normal(shape)``: arrays of NumPy, or all of CuPy.
 
-    Groups' ends are those of the sizes, or drawn; an array of NumPy.
+    Groups' ends are those of the sizes, or drawn; an array of NumPy.  So is a table of pages; what
+    lies in the pages is of that kind in the order of the table.
     """
+    if operation.pages:
+        return _in_pages(operation, operation.pages, sizes, kind, normal)
     shapes = operation.shapes(sizes)
     over = {a for r in operation.reductions if r.operator == "max" for a in r.over}
     found = {o.name: normal(shapes[o.name]) for o in operation.inputs}
@@ -65,6 +75,8 @@ def drawn(
             np.asarray(groups.ends_of(sizes), np.int32) if given
             else drawn_ends(groups, sizes, normal((sizes[groups.axis],)))
         )  # fmt: skip
+    if operation.lengths:
+        found[operation.lengths.name] = drawn_lengths(operation.lengths, sizes, normal)
     if kind == "normal":
         return found
     for operand in operation.inputs:
@@ -86,18 +98,99 @@ def drawn(
     return found
 
 
+def _in_pages(
+    operation: Operation,
+    pages: Pages,
+    sizes: Mapping[str, int],
+    kind: str,
+    normal: Callable[[tuple[int, ...]], Array],
+) -> dict[str, Array]:
+    """Return inputs of a kind, some in pages: of blocks that share a page the last one is there."""
+    whole = drawn(replace(operation, pages=None), sizes, kind, normal)
+    sizes = with_pool(operation, sizes)
+    table = _drawn_table(operation, sizes, normal)
+    rows, blocks = np.nonzero((table >= 0) & (table < sizes[POOL]))
+    for name in pages.inputs:
+        axes = operation.operand(name).axes
+        at = axes.index(pages.rows), axes.index(pages.axis)
+        dense = np.moveaxis(whole[name], at, (0, 1))
+        dense = dense.reshape(len(dense), -1, pages.size, *dense.shape[2:])
+        pool = normal(operation.shapes(sizes)[name])
+        to, row, block = (np.asarray(x, like=pool) for x in (table[rows, blocks], rows, blocks))
+        np.moveaxis(pool, at, (0, 1))[to] = dense[row, block]
+        whole[name] = pool
+    return {**whole, pages.table: table}
+
+
+def with_pool(operation: Operation, sizes: Mapping[str, int]) -> Mapping[str, int]:
+    """Return sizes, with those of a pool of pages: one more than there are blocks."""
+    if operation.pages is None:
+        return sizes
+    return {POOL: operation.shapes(sizes)[operation.pages.inputs[0]][0] + 1, **sizes}
+
+
+def drawn_indices(
+    operation: Operation, sizes: Mapping[str, int], normal: Callable[[tuple[int, ...]], Array]
+) -> dict[str, Array]:
+    """Return the arrays of integers of an operation: groups' ends, a table of pages, lengths."""
+    found, groups, lengths = dict[str, Array](), operation.groups, operation.lengths
+    if groups:
+        found[groups.ends] = drawn_ends(groups, sizes, normal((sizes[groups.axis],)))
+    if operation.pages:
+        found[operation.pages.table] = _drawn_table(operation, sizes, normal)
+    if lengths:
+        found[lengths.name] = drawn_lengths(lengths, sizes, normal)
+    return found
+
+
+def _drawn_table(
+    operation: Operation, sizes: Mapping[str, int], normal: Callable[[tuple[int, ...]], Array]
+) -> Array:
+    """Return a table of pages, made of a normal number for each page of the pool and each entry.
+
+    Blocks take pages in a random order.  One in twelve takes the page of the one before it, and one
+    in fifty none: its entry is -1, or beyond the pool.  An array of NumPy, of i32.
+    """
+    assert operation.pages is not None
+    shapes = operation.shapes(sizes)
+    many, entries = shapes[operation.pages.inputs[0]][0], shapes[operation.pages.table]
+    order, odd = (_on_host(normal(n)) for n in ((many,), entries))
+    table = np.resize(order.argsort(), entries)
+    table = np.where(odd < -AGAIN, np.roll(table, 1), table)
+    table = np.where(odd > NOWHERE, np.where(odd > NOWHERE + 0.2, -1, many), table)
+    return table.astype("int32")
+
+
+def drawn_lengths(
+    lengths: Lengths, sizes: Mapping[str, int], normal: Callable[[tuple[int, ...]], Array]
+) -> Array:
+    """Return a length of each row, those of the sizes or made of a normal number each.
+
+    One in six is 0, one in six full.  An array of NumPy, of i32.
+    """
+    if lengths.name in sizes:
+        return np.asarray(lengths.of(sizes), np.int32)
+    many, most = sizes[lengths.rows], sizes[lengths.axis]
+    return (most * (_on_host(normal((many,))) + 1) / 2).round().clip(0, most).astype("int32")
+
+
 def drawn_ends(groups: Groups, sizes: Mapping[str, int], normal: Array) -> Array:
     """Return ends of groups of all rows, made of a normal number each: a third of them is empty.
 
     The others have rows in proportion to the number's size.  An array of NumPy, of i32.
     """
-    normal = normal.get() if hasattr(normal, "get") else normal  # CuPy's
+    normal = _on_host(normal)
     weights = abs(normal) * (abs(normal) > EMPTY)
     total = weights.sum()
     shares = (weights.cumsum() + 1e-9) / (total + 1e-9) if total else normal * 0 + 1.0
     ends = (shares * sizes[groups.rows] + 0.5).astype("int32")
     ends[-1] = sizes[groups.rows]
     return ends.clip(0, sizes[groups.rows])
+
+
+def _on_host(array: Array) -> Array:
+    """Return an array of NumPy, also of one of CuPy."""
+    return array.get() if hasattr(array, "get") else array
 
 
 def _compared(operation: Operation) -> set[str]:

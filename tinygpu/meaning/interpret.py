@@ -39,7 +39,8 @@ from tinygpu.meaning.turns import run_grid
 from tinygpu.numbers import Array, Floats
 from tinygpu.term.expression import Expression
 from tinygpu.term.fields import require_known
-from tinygpu.term.operation import Problem
+from tinygpu.term.operation import Operation, Problem
+from tinygpu.term.pages import POOL
 from tinygpu.term.plan import Plan, Term
 from tinygpu.term.program import Do, Exit, For, Program, WaitGroup, When, walk
 
@@ -50,6 +51,7 @@ __all__ = [
     "check",
     "edge_of",
     "interpret",
+    "looked_up",
     "reduced",
     "tile_of",
     "unwritten",
@@ -116,7 +118,9 @@ def _interpreted(
     require_known(program)
     _well_formed(program)
     operation, random = program.operation, np.random.default_rng(seed)
-    arrays = _arrays(program, sizes, inputs, algebra)
+    found = looked_up(operation, inputs)
+    pool = {POOL: found[POOL]} if operation.pages else {}
+    arrays = _arrays(program, {**sizes, **pool}, inputs, algebra)
     f32 = DTYPES["f32"]
     given = {n: float(algebra.round(f32, np.array(x))) for n, x in scalars.items()}
     if missing := [n for n in operation.scalars if n not in given]:
@@ -125,7 +129,7 @@ def _interpreted(
     if groups := operation.groups:
         known[groups.ends] = tuple(int(x) for x in inputs[groups.ends])
         groups.require(known[groups.ends], sizes)
-    values = program.parameter_values(known)
+    values = program.parameter_values(known) | found
     landing = _LANDINGS[(seed + seed // len(_LANDINGS)) % len(_LANDINGS)]
     run = Run(program, values, given, arrays, Toucher(values), random, landing, algebra)
     with np.errstate(all="ignore"):  # as the hardware: infinities and NaN are numbers
@@ -185,7 +189,7 @@ def reduced(problem: Problem, term: Term) -> dict[str, int]:
         parts = tile // unit
         rest = unit * (parts // 2 + (parts > 3)) if guarded and parts > 1 else tile
         sizes[axis] = min(size, (tiles - 1) * tile + rest, dict(program.at_most).get(axis, size))
-    return sizes
+    return program.operation.in_pages(sizes)
 
 
 _FARTHEST, _LONG = 1 << 20, 1 << 10
@@ -197,10 +201,13 @@ def tile_of(program: Program, axis: str) -> tuple[int, bool]:
     Of a loop that runs to a tile value: in some tile.
     """
     names: list[int | str] = []
+    moving: set[int | str] = set()
     for statement, _ in walk(program):
         match statement:
             case For(trips=name) | When(bound=name):
                 names.append(name)
+        for access in statement.accesses:
+            moving |= {*access.guard, *(name for o in access.origin for name, _ in o.terms)}
     known = dict(program.parameters)
     trips = sorted({n for n in names if isinstance(n, str) and n in known})
     most = dict(program.at_most).get(axis, _FARTHEST)
@@ -213,7 +220,8 @@ def tile_of(program: Program, axis: str) -> tuple[int, bool]:
     def counts(size: int) -> tuple[tuple[int, ...], tuple[object, ...]]:
         sizes = others | {axis: size}
         values = program.parameter_values(sizes)
-        own = tuple(frozenset(each) for each in program.values_of_tiles(sizes).values())
+        every = program.values_of_tiles(sizes).items()  # of those that are not compared alone
+        own = tuple(frozenset(each) for name, each in every if name in {*names, *moving})
         return program.grid_extents(sizes), (*(values[t] for t in trips), *own)
 
     on_grid = axis in _sizes_in(program, [a.extent for a in program.grid])
@@ -267,6 +275,8 @@ def _reduced_plan(problem: Problem, plan: Plan) -> dict[str, int]:
 def edge_of(program: Program, axis: str) -> tuple[int, bool]:
     """Return what a size of the axis has to be a multiple of, and whether it may end in a tile."""
     unit, guarded, leaving = 1, True, False
+    if (pages := program.operation.pages) and pages.axis == axis:
+        unit = pages.size
     for statement, _ in walk(program):
         if not isinstance(statement, Do | Exit):
             continue
@@ -283,6 +293,24 @@ def edge_of(program: Program, axis: str) -> tuple[int, bool]:
             if shape and shape[-1] == axis and statement.instruction.unit == "tma":
                 unit = lcm(unit, _TMA_BYTES // access.buffer.type.bytes)
     return unit, guarded or leaving
+
+
+def looked_up(operation: Operation, inputs: Mapping[str, Array]) -> dict[str, Any]:
+    """Return the table of pages, how many the pool has, and the rows' lengths, as far as there are.
+
+    Raises OperationError without one of the arrays.
+    """
+    pages, long, found = operation.pages, operation.lengths, dict[str, Any]()
+    for o in operation.indices:
+        if o.name not in inputs:
+            raise OperationError(f"{operation.name}: no input {o.name}; give an array of integers")
+    sizes = operation.sizes({n: x.shape for n, x in inputs.items()}) if pages or long else {}
+    if long:
+        found[long.name] = tuple(int(x) for x in inputs[long.name])
+        long.require(found[long.name], sizes[long.axis])
+    if pages:
+        found |= {pages.table: inputs[pages.table].astype(np.int64), POOL: sizes[POOL]}
+    return found
 
 
 def _arrays(

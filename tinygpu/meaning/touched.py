@@ -19,12 +19,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import numpy as np
 
 from tinygpu.errors import ProgramError
 from tinygpu.meaning.race import Kind
 from tinygpu.numbers import Booleans, Integers
+from tinygpu.term.pages import POOL
 from tinygpu.term.program import Access, Do, Exit
 
 __all__ = ["CellFault", "OnChip", "Touched", "Toucher", "compared", "coordinates", "extent"]
@@ -136,7 +138,7 @@ OnChip = dict[tuple[object, ...], Touched]
 class Toucher:
     """The cells of a program's accesses at given parameters, remembered where they recur."""
 
-    def __init__(self, values: Mapping[str, int], on_chip: OnChip | None = None) -> None:
+    def __init__(self, values: Mapping[str, Any], on_chip: OnChip | None = None) -> None:
         """Take the sizes and parameters, and what runs of the program at other sizes found."""
         self._values = values
         self._on_chip: OnChip = {} if on_chip is None else on_chip
@@ -187,8 +189,15 @@ class Toucher:
         limits = [env[g] if isinstance(g, str) else n for g, n in zip(guards, sizes, strict=True)]
         strides = [self._number(n) for n in buffer.stride]
         address = np.full(places.place.shape[1:], 0, np.int64)
-        for along, start, stride in zip(places.place, origin, strides, strict=True):
-            address += (along + start) * stride
+        at: list[Integers] = [p + start for p, start in zip(places.place, origin, strict=True)]
+        there, room = None, prod(sizes)
+        if pages := buffer.pages:
+            at, there = pages.places(
+                buffer.shape, at, self._values[pages.table], self._number(POOL)
+            )
+            room = prod(map(self._number, pages.stored(tuple(map(str, buffer.shape)))))
+        for along, stride in zip(at, strides, strict=True):
+            address += along * stride
         taken = np.ones(address.shape, np.bool_)
         faults: tuple[CellFault, ...] = ()
         left: Booleans | bool = False
@@ -215,7 +224,9 @@ class Toucher:
                 left = absolute[line] >= sizes[line]
             faults = _outside(access, sure | ~taken, absolute, numbers)
             taken = sure
-        wild = taken & ((address < 0) | (address >= prod(sizes)))
+        if there is not None:
+            taken = taken & there
+        wild = taken & ((address < 0) | (address >= room))
         if wild.any():
             faults += _outside(access, ~wild, address[None], numbers)
             taken = taken & ~wild
@@ -238,7 +249,7 @@ class Toucher:
     def _number(self, name: int | str) -> int:
         if isinstance(name, str) and name not in self._values:
             raise ProgramError(f"{name}: no size or parameter; known are {', '.join(self._values)}")
-        return self._values[name] if isinstance(name, str) else int(name)
+        return int(self._values[name] if isinstance(name, str) else name)
 
 
 def _vector(do: Do | Exit) -> int:

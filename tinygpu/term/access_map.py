@@ -38,6 +38,7 @@ from tinygpu.errors import ProgramError, nearest, require_kind
 from tinygpu.isa.memory import DTYPES, GMEM, REGISTERS, SMEM, TMEM, DType
 from tinygpu.numbers import Number
 from tinygpu.term.layout import Layout, Swizzle
+from tinygpu.term.pages import Pages
 
 __all__ = [
     "Access",
@@ -154,6 +155,7 @@ class Buffer:
     ``copies`` above 1: shared memory of which each copy of the role that uses it has its own.  With
     ``home`` = a cluster axis's variable, what CTAs along it write goes to the one that the access
     names (``peer``); each reads its own.
+    ``pages``: an array of gmem that lies in pages; its stride along ``rows`` is that of pages.
     Tensor memory (level "tmem") has the shape (128 lanes, elements): a column of 32 bits is one
     element, or as many narrower ones as it holds.
     """
@@ -168,6 +170,7 @@ class Buffer:
     swizzle: tuple[int, int, int] = (0, 0, 0)
     copies: int = 1
     home: str = ""
+    pages: Pages | None = None
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
@@ -179,6 +182,10 @@ class Buffer:
             raise ProgramError(f"buffer {self.name}: {named[0]} in {self.level}; give a number")
         if len(self.shape) != len(self.stride):
             raise ProgramError(f"buffer {self.name}: shape {self.shape} and stride {self.stride}")
+        pages = self.pages
+        if pages and (self.level != "gmem" or not {pages.axis, pages.rows} <= {*self.shape}):
+            axes = f"{pages.rows} and {pages.axis}"
+            raise ProgramError(f"buffer {self.name}: pages; only arrays with {axes} lie in some")
 
     @property
     def type(self) -> DType:
@@ -225,7 +232,10 @@ class Buffer:
         if isinstance(self.swizzle[0], int) and self.swizzle[0]:
             text += f" {Swizzle(*self.swizzle)}"
         text += f" x {number_text(self.stages)} stages" if str(self.stages) != "1" else ""
-        return text + (f", of peers along {self.home}" if self.home else "")
+        text += f", of peers along {self.home}" if self.home else ""
+        if self.pages is None:
+            return text
+        return f"{text}, in pages of {self.pages.size} {self.pages.axis} by {self.pages.table}"
 
 
 def registers(name: str, dtype: str, *shape: int, stages: int = 1) -> Buffer:

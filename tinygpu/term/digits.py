@@ -14,6 +14,8 @@ from dataclasses import replace
 from math import prod
 from typing import TypeVar
 
+import numpy as np
+
 from tinygpu.errors import ProgramError
 from tinygpu.isa.tma import boxes
 from tinygpu.isa.wgmma import COLUMN_STEPS, ROW_STEPS, THREADS
@@ -50,8 +52,16 @@ def together(do: Do) -> Do:
 
 
 def box_lines(do: Do) -> Number:
-    """Return the lines of a box by which TMA moves a tile: all of the tile's, or an equal part."""
-    return do.values[1] // boxes(do.values[1])
+    """Return the lines of a box by which TMA moves a tile: all of the tile's, or an equal part.
+
+    Of lines that lie in pages they divide a page.
+    """
+    lines = do.values[1] // boxes(do.values[1])
+    for read in do.reads:
+        if isinstance(read, Access) and (pages := read.buffer.pages):
+            along = read.value[1][read.buffer.shape.index(pages.axis)]
+            lines = select(along != 0, np.gcd(lines, pages.size), lines)
+    return lines
 
 
 def held_factor(do: Do) -> Access | None:

@@ -34,7 +34,7 @@ KNOWN: Mapping[str, frozenset[str]] = {
         "zigzag",
         "Role": "name threads body copies copy registers",
         "Axis": "var extent down",
-        "Buffer": "name level dtype shape stride stages stage_elements swizzle copies home",
+        "Buffer": "name level dtype shape stride stages stage_elements swizzle copies home pages",
         "Access": "buffer value thread origin index guard outside trimmed peer",
         "Affine": "constant terms",
         "Immediate": "number",

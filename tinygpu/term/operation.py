@@ -11,7 +11,8 @@ scalars, sizes and coordinates, and has the axes of what it reads that it does n
 
 An operation may have ``further`` outputs, each an operand with an epilogue of its own.  With
 ``groups`` an axis is no axis of the points: its coordinate is the group in which a point's row is,
-by an array of the groups' ends.
+by an array of the groups' ends.  With ``pages`` some inputs lie in pages that a table names.  With
+``lengths`` conditions may compare coordinates with how far an axis goes in a row.
 
 A matmul has one reduction, its sum ``acc``; a softmax two; attention four; an elementwise operation
 none.
@@ -61,6 +62,7 @@ from tinygpu.term.expression import (
     parse,
     value,
 )
+from tinygpu.term.pages import POOL, Lengths, Pages
 
 __all__ = [
     "ACC",
@@ -213,11 +215,14 @@ class Operation:
     scalars: tuple[str, ...] = ()
     further: tuple[tuple[Operand, Expression], ...] = ()
     groups: Groups | None = None
+    pages: Pages | None = None
+    lengths: Lengths | None = None
 
     def __post_init__(self) -> None:
         self._require_kinds()
         made = [r.name for r in self.reductions]
         names = [*(o.name for o in self.operands), *self.scalars, *self.axes, *made]
+        names += [POOL] if self.pages else []
         for name in names:
             if not re.fullmatch(r"[A-Za-z_][A-Za-z_0-9]*", name):
                 raise self._error(f"name {name!r}; a name has letters, digits and _")
@@ -241,6 +246,11 @@ class Operation:
         if self.groups:
             self._require_groups(self.groups, have, reduced)
             have = have | {self.groups.axis}
+        if self.pages:
+            self._require_pages(self.pages)
+        if self.lengths and self.lengths.axis not in self.axes:
+            axis = self.lengths.axis
+            raise self._error(f"lengths: {axis} is no axis; {nearest(axis, self.axes)}")
         kept = tuple(a for a in self.axes if a in have or a not in reduced)
         if lost := [a for a in kept if a not in have]:
             raise self._error(
@@ -269,10 +279,26 @@ class Operation:
         if any({groups.axis, groups.rows} <= {*o.axes} for o in self.inputs):
             raise self._error(f"groups: an input has rows and {groups.axis}; give it one of them")
 
+    def _require_pages(self, pages: Pages) -> None:
+        """Raise OperationError unless the table's inputs have its axes, and others say how long."""
+        known = {o.name: o for o in self.inputs}
+        for name in pages.inputs:
+            if name not in known:
+                raise self._error(f"pages: no input {name}; {nearest(name, known)}")
+            if not {pages.rows, pages.axis} <= {*(axes := known[name].axes)[:-1]}:
+                raise self._error(
+                    f"pages: {known[name]} needs {pages.rows} and {pages.axis} before its last "
+                    f"axis, {axes[-1]}, which lies in one piece"
+                )
+        if self.groups:
+            raise self._error("pages: rows are in groups, too; give one of them")
+
     def _require_read(self, made: list[str]) -> None:
         """Raise OperationError for names that are unknown or later, and reductions nobody reads."""
         arrays = [o.name for o in self.inputs]
         known, unread = [*arrays, *self.scalars, *self.axes], list(made)
+        long = [self.lengths.name] if self.lengths else []
+        known += long
         ends = [epilogue for _, epilogue in self.results]
         every = [*(r.expression for r in self.reductions), *ends]
         for expression, name in zip(every, [*made, *("" for _ in ends)], strict=True):
@@ -286,11 +312,16 @@ class Operation:
             for looked in lookups(expression):
                 raise self._error(f"{looked}: a lookup; only tile values of a term are some")
             for compared in comparisons(expression):
-                if strange := [n for n in compared.names() if n in known and n not in self.axes]:
+                fine = (*self.axes, *long)
+                if strange := [n for n in compared.names() if n in known and n not in fine]:
                     raise self._error(
                         f"{compared}: {strange[0]} is no size; compare index(axis), sizes and "
                         "whole numbers"
                     )
+            inside = sum(n == value(m) for c in comparisons(expression) for n in c.nodes()
+                         for m in long)  # fmt: skip
+            if inside != sum(n == value(m) for n in expression.nodes() for m in long):
+                raise self._error(f"{expression}: {long[0]} is compared with coordinates alone")
             unread = [u for u in unread if u not in reads]
             known.append(name)
         if unread:
@@ -312,6 +343,10 @@ class Operation:
         require_kind(f"{what}: further", self.further, tuple, OperationError)
         if self.groups is not None:
             require_kind(f"{what}: groups", self.groups, Groups, OperationError)
+        if self.pages is not None:
+            require_kind(f"{what}: pages", self.pages, Pages, OperationError)
+        if self.lengths is not None:
+            require_kind(f"{what}: lengths", self.lengths, Lengths, OperationError)
         for pair in self.further:
             if not isinstance(pair, tuple) or len(pair) != 2:
                 raise OperationError(f"{what}: further has {pair!r}; give (operand, epilogue)")
@@ -342,21 +377,54 @@ class Operation:
 
     @property
     def operands(self) -> tuple[Operand, ...]:
-        """The inputs, the groups' ends and the outputs: the order of a kernel's pointers."""
+        """The inputs, arrays of integers and the outputs: the order of a kernel's pointers."""
         return (*self.inputs, *self.indices, *self.outputs)
 
     @property
     def indices(self) -> tuple[Operand, ...]:
         """The arrays of integers that say where something is."""
-        return (self.groups.operand,) if self.groups else ()
+        pages = self.pages
+        found = [self.groups.operand] if self.groups else []
+        if pages:
+            found.append(Operand(pages.table, (pages.rows, pages.axis), "i32"))
+        if self.lengths:
+            found.append(Operand(self.lengths.name, (self.lengths.rows,), "i32"))
+        return tuple(found)
 
     def operand(self, name: str) -> Operand:
         """Return the operand called ``name``."""
         return next(o for o in self.operands if o.name == name)
 
+    def stored(self, operand: Operand) -> tuple[str | int, ...]:
+        """Return the dimensions in which an operand lies: its axes, or those of a pool of pages."""
+        pages = self.pages_of(operand.name)
+        return pages.stored(operand.axes) if pages else operand.axes
+
+    def pages_of(self, name: str) -> Pages | None:
+        """Return the pages in which the operand of a name lies; None if it is in one piece."""
+        return self.pages if self.pages and name in self.pages.inputs else None
+
+    def in_pages(self, sizes: Mapping[str, int]) -> dict[str, int]:
+        """Return sizes, that of an axis which lies in pages raised to whole ones."""
+        if self.pages is None:
+            return {**sizes}
+        axis, each = self.pages.axis, self.pages.size
+        return {**sizes, axis: -(-sizes[axis] // each) * each}
+
     def shapes(self, sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
-        """Return each operand's shape, given the axes' sizes."""
-        return {o.name: tuple(sizes[a] for a in o.axes) for o in self.operands}
+        """Return each operand's shape, given the axes' sizes.
+
+        A pool has as many pages as ``sizes`` says under "pages", or else one for each block.
+        """
+        if self.pages is None:
+            return {o.name: tuple(sizes[a] for a in o.axes) for o in self.operands}
+        rows, blocks = sizes[self.pages.rows], self.pages.blocks(sizes[self.pages.axis])
+        known = {POOL: rows * blocks, **sizes}
+        found = {
+            o.name: tuple(known[a] if isinstance(a, str) else a for a in self.stored(o))
+            for o in self.operands
+        }
+        return {**found, self.pages.table: (rows, blocks)}
 
     def sizes(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
         """Return the axes' sizes from the operands' shapes.
@@ -367,14 +435,23 @@ class Operation:
         for operand in self.operands:
             if operand.name not in shapes:
                 continue
-            shape = shapes[operand.name]
-            if len(shape) != len(operand.axes):
+            shape, axes = shapes[operand.name], self.stored(operand)
+            if len(shape) != len(axes):
                 raise OperationError(
-                    f"{self.name}: {operand.name} needs {len(operand.axes)} dimensions "
-                    f"({','.join(operand.axes)}), got shape {tuple(shape)}"
+                    f"{self.name}: {operand.name} needs {len(axes)} dimensions "
+                    f"({','.join(map(str, axes))}), got shape {tuple(shape)}"
                 )
-            for axis, size in zip(operand.axes, shape, strict=True):
-                if sizes.setdefault(axis, int(size)) != size:
+            spans = (*shape,)
+            if self.pages and operand.name == self.pages.table:
+                spans = (shape[0], shape[1] * self.pages.size)
+            for axis, size in zip(axes, spans, strict=True):
+                if isinstance(axis, int):
+                    if size != axis:
+                        raise OperationError(
+                            f"{self.name}: {operand.name} has shape {tuple(shape)}; a page has "
+                            f"{axis} of {self.pages.axis if self.pages else ''}"
+                        )
+                elif sizes.setdefault(axis, int(size)) != size:
                     raise OperationError(
                         f"{self.name}: axis {axis} is {sizes[axis]}, but {operand.name} "
                         f"has shape {tuple(shape)}; give operands whose {axis} agree"
@@ -385,6 +462,7 @@ class Operation:
         """Return the axes that a value moves along, in the operation's order."""
         spans: dict[str, set[str]] = {o.name: {*o.axes} for o in self.inputs}
         spans |= {str(Index(a)): {a} for a in self.axes}
+        spans |= {self.lengths.name: {self.lengths.rows}} if self.lengths else {}
 
         def of(node: Expression) -> set[str]:
             return set[str]().union(*(spans.get(name, ()) for name in node.names()))
@@ -446,7 +524,11 @@ class Operation:
         if self.mask is None or not moving or not {*moving} <= {*axes}:
             return self._count(axes, sizes)
         rest = tuple(a for a in axes if a not in moving)
-        return self._count(rest, sizes) * _true_points(self.mask, moving, sizes)
+        known: dict[str, Any] = dict(sizes)
+        if (long := self.lengths) and long.name in self.mask.names():
+            apart = (1,) * (len(moving) - moving.index(long.rows) - 2)
+            known[long.name] = np.array(long.of(sizes)).reshape(-1, *apart)
+        return self._count(rest, sizes) * _true_points(self.mask, moving, known)
 
     def _count(self, axes: tuple[str, ...], sizes: Mapping[str, int]) -> float:
         """Return how many points there are; a row's group is one of many."""
@@ -456,8 +538,8 @@ class Operation:
         return math.prod(float(sizes[a]) for a in axes)
 
     def bytes(self, sizes: Mapping[str, int]) -> float:
-        """Return the fewest bytes to move: every operand once."""
-        shapes = self.shapes(sizes)
+        """Return the fewest bytes to move: every operand once, of pages those of each block."""
+        shapes = self.shapes({n: x for n, x in sizes.items() if n != POOL})
         return float(
             sum(ARRAY_DTYPES[o.dtype].bytes * float(np.prod(shapes[o.name])) for o in self.operands)
         )
@@ -479,6 +561,11 @@ class Operation:
         """
         if self.groups:
             return self._of_groups(self.groups, inputs, scalars, algebra, off)
+        if self.pages:
+            whole, inputs = self._gathered(self.pages, inputs)
+            return whole.reference(inputs, scalars, algebra, off)
+        if self.lengths and self.lengths.name not in inputs:
+            raise self._error(f"no input {self.lengths.name}; give the rows' lengths")
         exact = {n: x.astype(np.float64) for n, x in inputs.items()}
         sizes = self.sizes({n: x.shape for n, x in exact.items()})
         if missing := [a for a in self.axes if a not in sizes]:
@@ -488,7 +575,8 @@ class Operation:
         host = all(isinstance(x, np.ndarray) for x in exact.values())
         for block in self._blocks(sizes, _BLOCK if host else _LAUNCHED_BLOCK):
             here = {
-                o.name: exact[o.name][tuple(slice(*block[a]) for a in o.axes)] for o in self.inputs
+                o.name: exact[o.name][tuple(slice(*block[a]) for a in o.axes)]
+                for o in (*self.inputs, *self.indices)
             }
             with np.errstate(all="ignore"):  # as the hardware: infinities are numbers
                 numbers = {**sizes, **(scalars or {})}
@@ -501,6 +589,19 @@ class Operation:
                         found[name] = np.empty_like(here[self.inputs[0].name], shape=shape)
                     found[name][at] = part
         return found
+
+    def _gathered(
+        self, pages: Pages, inputs: Mapping[str, Array]
+    ) -> tuple[Operation, dict[str, Array]]:
+        """Return the operation of inputs that lie in one piece, and these, read by the table."""
+        if pages.table not in inputs:
+            raise self._error(f"no input {pages.table}; give the table of pages")
+        self.sizes({n: x.shape for n, x in inputs.items()})
+        found = {name: array for name, array in inputs.items() if name != pages.table}
+        for name in pages.inputs:
+            axes = self.operand(name).axes
+            found[name] = pages.gathered(axes, inputs[name], inputs[pages.table])
+        return replace(self, pages=None), found
 
     def _of_groups(
         self,
@@ -578,6 +679,9 @@ class Operation:
         extents = {a: stop - start for a, (start, stop) in block.items()}
         values: dict[str, Number] = {**numbers}
         values |= {o.name: self._spread(o.axes, inputs[o.name]) for o in self.inputs}
+        for o in self.indices:  # of i32, which conditions compare as such
+            whole = np.asarray(inputs[o.name], like=inputs[self.inputs[0].name]).astype(np.int64)
+            values[o.name] = self._spread(o.axes, whole)
         like, errors = inputs[self.inputs[0].name], dict[str, Number]()
         for axis in self.axes:
             values[str(Index(axis))] = self._spread((axis,), np.arange(*block[axis], like=like))
@@ -645,6 +749,11 @@ class Operation:
             text += f", then {self.epilogue}"
         if self.groups:
             text += f", {self.groups.axis} by {self.groups.ends} of {self.groups.rows}"
+        if self.pages:
+            pages = self.pages
+            text += f", {' and '.join(pages.inputs)} in pages of {pages.size} by {pages.table}"
+        if self.lengths:
+            text += f", {self.lengths.name} of {self.lengths.rows} along {self.lengths.axis}"
         return "; ".join([text, *(f"{output} = {epilogue}" for output, epilogue in self.further)])
 
 
@@ -776,6 +885,8 @@ class Problem:
                     f"{name}: size {axis} is {got}; every size has to be at least 1, and at most "
                     f"{LARGEST_SIZE}: coordinates and parameters of a kernel have 32 bits"
                 )
+        if self.operation.pages:
+            self.operation.pages.blocks(sizes[self.operation.pages.axis])
         require_kind("problem: ends", self.ends, tuple, OperationError)
         if self.ends and self.operation.groups is None:
             raise OperationError(f"{name}: it has no groups; give no ends")
@@ -925,7 +1036,7 @@ def is_matmul(operation: Operation) -> bool:
 def _form(of: Operation) -> tuple[object, ...]:
     """Return what makes an operation a matmul."""
     arrays = [(o.name, o.axes) for o in (*of.inputs[: len(of.reductions) + 1], *of.outputs)]
-    return of.axes, of.reductions, arrays, of.groups
+    return of.axes, of.reductions, arrays, of.groups, of.pages, of.lengths
 
 
 @cache
@@ -1045,8 +1156,9 @@ def softmax(dtype: str = "f32") -> Operation:
 
 
 def attention(
-    dtype: str = "bf16", *, mask: str = "none", scale: bool = True, lse: bool = False
-) -> Operation:
+    dtype: str = "bf16", *, mask: str = "none", scale: bool = True, lse: bool = False,
+    pages: int = 0, lengths: bool = False,
+) -> Operation:  # fmt: skip
     """``o = softmax(scale q k^T + mask) v``, for each of l batches, h kv heads and g query heads.
 
     ``q[l,h,g,m,d]``, ``k[l,h,n,d]``, ``v[l,h,n,e]``, ``o[l,h,g,m,e]``: m queries, n keys; the g
@@ -1061,7 +1173,10 @@ def attention(
     A query that sees no key gives 0, without a NaN on the way: top is never below the least number
     of fp32, and rcp0 is 0 at 0.  ``lse``: a second output ``lse[l,h,g,m]`` in f32, the natural
     logarithm of the sum of exp(scale s) over the keys that a query sees; -inf if there is none.
-    Raises OperationError for another mask, and for types of 8 bits.
+    ``pages``: keys and values lie in pages of so many, k[page,h,key,d] and v[page,h,key,e], and
+    ``table[l,block]`` in i32 says in which (``tinygpu.term.pages``); n is a multiple of it.
+    ``lengths``: sequence l has ``lengths[l]`` keys, in i32, and masks have that in the place of n.
+    Raises OperationError for another mask, for types of 8 bits, and for pages of no multiple of 16.
 
     >>> print(attention(mask="causal").mask)
     (index(n) <= (index(m) + (n - m)))
@@ -1076,7 +1191,14 @@ def attention(
             f"attention: dtype {dtype}; there are f16, bf16, f32: weights of 8 bits lose the "
             "softmax's sum, convert the inputs"
         )
-    shown, s = _shows(mask), value("s")
+    require_kind("attention: pages", pages, int, OperationError)
+    if pages < 0 or pages % _PAGE_UNIT:
+        raise OperationError(
+            f"attention: pages of {pages} keys; give a multiple of {_PAGE_UNIT}, as 64: a page is "
+            "moved in boxes of so many lines"
+        )
+    long = Lengths("n", "l", "lengths") if lengths else None
+    shown, s = _shows(mask, long), value("s")
     seen = s if shown is None else apply("where", shown, s, -math.inf)
     top = apply("max", value("top"), _LEAST)
     factor = value("scale") * _LOG2_E if scale else Constant(_LOG2_E)
@@ -1098,19 +1220,24 @@ def attention(
         epilogue=ACC * apply("rcp0", value("total")),
         scalars=("scale",) if scale else (),
         further=((Operand("lse", tuple("lhgm"), "f32"), logarithm),) if lse else (),
+        pages=Pages("n", "l", pages, "table", ("k", "v")) if pages else None,
+        lengths=long,
     )
 
 
-def _shows(mask: str) -> Expression | None:
+def _shows(mask: str, lengths: Lengths | None) -> Expression | None:
     """Return the condition under which query m sees key n; None for all keys."""
-    last, key = Index("m") + (value("n") - value("m")), Index("n")
+    keys, key = value(lengths.name if lengths else "n"), Index("n")
+    last = Index("m") + (keys - value("m"))
+    there = apply("lt", key, keys) if lengths else None
     if mask == "none":
-        return None
+        return there
     if mask == "causal":
         return apply("le", key, last)
     if found := re.fullmatch(r"window:(\d{1,9}):(\d{1,9})", mask):
         left, right = map(float, found.groups())
-        return apply("and", apply("le", last - left, key), apply("le", key, last + right))
+        seen = apply("and", apply("le", last - left, key), apply("le", key, last + right))
+        return seen if there is None else apply("and", seen, there)
     raise OperationError(
         f"attention: mask {mask!r}; there are none, causal and window:LEFT:RIGHT, as window:127:0"
     )
@@ -1124,7 +1251,10 @@ def window_of(operation: Operation) -> tuple[int | None, int | None]:
     >>> window_of(attention(mask="causal")), window_of(attention(mask="window:127:0"))
     ((None, 0), (127, 0))
     """
-    match operation.mask:
+    mask = operation.mask
+    if operation.lengths and isinstance(mask, Apply):  # what says that a key is there is no edge
+        mask = {"and": mask.arguments[0], "lt": None}.get(mask.operator, mask)
+    match mask:
         case None:
             return None, None
         case Apply(
@@ -1138,6 +1268,7 @@ def window_of(operation: Operation) -> tuple[int | None, int | None]:
     return None, 0
 
 
+_PAGE_UNIT = 16
 _LEAST = -(2 - 2.0**-23) * 2.0**127
 """The least finite number of fp32."""
 

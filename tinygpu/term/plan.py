@@ -117,6 +117,8 @@ class Plan:
             uses = {use.operand: use for use in step.uses}
             if own.groups or self.operation.groups:
                 raise self._error("groups have no steps; make a kernel of it")
+            if any(o.pages or o.lengths for o in (own, self.operation)):
+                raise self._error("pages and lengths have no steps; make a kernel of it")
             if {*uses} != {o.name for o in own.operands}:
                 raise self._error(f"{own.name} has {', '.join(o.name for o in own.operands)}, "
                                   f"and arrays are given of {', '.join(uses)}")  # fmt: skip

@@ -238,6 +238,21 @@ class Program:
                     if isinstance(ring, Barrier):
                         self._declares(statement, "barrier", ring, self.barriers)
 
+    def _lies(self, buffer: Buffer) -> None:
+        """Raise ProgramError unless an array lies in pages where the operation says so."""
+        wanted = self.operation.pages_of(buffer.name)
+        said = f"in pages of {wanted.size} by {wanted.table}" if wanted else "in one piece"
+        if buffer.pages != wanted:
+            raise ProgramError(
+                f"program {self.name}: {buffer.name} lies {said}, by its operation, and the term "
+                "says otherwise; give the buffer the operation's pages"
+            )
+        if wanted and wanted.pitch not in dict(self.parameters):
+            raise ProgramError(
+                f"program {self.name}: {buffer.name} lies {said}, and no parameter {wanted.pitch} "
+                f"says how far rows of {wanted.table} are apart; add it"
+            )
+
     def _declares(
         self,
         statement: Statement,
@@ -452,6 +467,7 @@ class Program:
             need(f"buffer {buffer.name}", (*buffer.shape, *buffer.stride), known)
             if buffer.level == "gmem":
                 need("its global memory", (buffer.name,), operands)
+                self._lies(buffer)
         grid = bind(tuple(a.var for a in self.grid), frozenset())
         ranks = bind(tuple(name for name, _ in self.cluster), grid) - grid
         taken = isinstance(self.persistent, int) and bool(self.persistent)
@@ -524,6 +540,8 @@ class Program:
         values: dict[str, Any] = dict(sizes)
         if groups := self.operation.groups:
             values[groups.ends] = groups.ends_of(sizes)
+        if lengths := self.operation.lengths:
+            values[lengths.name] = lengths.of(sizes)
         known = given or {}
         for name, expression in self.parameters:
             values[name] = known[name] if name in known else expression.evaluate(values)
@@ -695,6 +713,8 @@ def _misused(do: Do) -> str:
             return f"registers are each thread's own; {buffer.name}'s thread steps have to be 0"
         if access.trimmed and how.unit != "tma":
             return f"{access}: only TMA leaves lines out; guard the access"
+        if buffer.pages and (do.write is access or how.unit != "tma" or access.trimmed or own):
+            return f"{buffer.name} lies in pages; TMA's loads alone look up in which"
     if not own:
         tensor = how.unit == "tensor" and how.issuer in ("warpgroup", "one")
         for field, given, meant in (

@@ -24,6 +24,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from tinygpu.document import Fields, Json, document, fields_of, shown
 from tinygpu.errors import (
@@ -38,6 +39,7 @@ from tinygpu.term.expression import DEEPEST, Apply, Constant, Expression, Index,
 from tinygpu.term.machine import Chosen, Machine
 from tinygpu.term.machine import Value as Choosable
 from tinygpu.term.operation import Groups, Operand, Operation, Problem, Reduction
+from tinygpu.term.pages import Lengths, Pages
 from tinygpu.term.plan import Term, one_kernel
 from tinygpu.term.program import Program
 
@@ -52,7 +54,7 @@ _OPERATION = {
     "name": str, "axes": list, "inputs": list, "output": list,
     "reductions": list, "epilogue": None, "scalars": list,
 }  # fmt: skip
-_FURTHER = {"further": list, "groups": list}
+_FURTHER = {"further": list, "groups": list, "pages": list, "lengths": list}
 _OLD = {**_OPERATION, "combine": None, "reduced": list}
 del _OLD["reductions"]
 _BEFORE = {"before": list}
@@ -205,7 +207,10 @@ def _operation_to_tree(operation: Operation) -> dict[str, Json]:
         "scalars": list(operation.scalars),
         **({"further": further} if further else {}),
         **({"groups": [groups.axis, groups.rows, groups.ends]} if groups else {}),
-    }
+        **({"pages": [pages.axis, pages.rows, pages.size, pages.table, *pages.inputs]}
+           if (pages := operation.pages) else {}),
+        **({"lengths": [long.axis, long.rows, long.name]} if (long := operation.lengths) else {}),
+    }  # fmt: skip
 
 
 def _operation_from_tree(tree: object) -> Operation:
@@ -242,6 +247,19 @@ def _operation_from_tree(tree: object) -> Operation:
     groups = names(parts.get("groups", []), "groups")
     if len(groups) not in (0, 3):
         raise DocumentError(f"operation: groups {shown([*groups])}; give [axis, rows, ends]")
+    long = names(parts.get("lengths", []), "lengths")
+    if len(long) not in (0, 3):
+        raise DocumentError(f"operation: lengths {shown([*long])}; give [axis, rows, lengths]")
+
+    def pages(listed: Any) -> Pages | None:
+        match listed:
+            case []:
+                return None
+            case [str(axis), str(rows), int(size), str(table), *inputs]:
+                return Pages(axis, rows, size, table, names(inputs, "inputs in pages"))
+        text = "give [axis, rows, size, table, input, ..]"
+        raise DocumentError(f"operation: pages {shown(listed)}; {text}")
+
     operation = Operation(
         name=parts["name"],
         axes=names(parts["axes"], "axes"),
@@ -252,6 +270,8 @@ def _operation_from_tree(tree: object) -> Operation:
         scalars=names(parts["scalars"], "scalars"),
         further=tuple(map(result, parts.get("further", ()))),
         groups=Groups(*groups) if groups else None,
+        pages=pages(parts.get("pages", [])),
+        lengths=Lengths(*long) if long else None,
     )
     ends = (epilogue for _, epilogue in operation.results)
     every = (*(r.expression for r in operation.reductions), *ends)

@@ -40,6 +40,7 @@ from tinygpu.isa.instruction import Instruction
 from tinygpu.isa.instructions import INSTRUCTIONS
 from tinygpu.term import expression, operation, program, statement
 from tinygpu.term.access_map import Access, Affine, Buffer, Immediate, Predicate, Scalar
+from tinygpu.term.pages import Lengths, Pages
 
 __all__ = ["CLASSES", "VERSION", "key_of", "parse", "text_of"]
 
@@ -55,7 +56,8 @@ CLASSES: Mapping[str, type] = {
         Predicate, statement.Barrier, statement.Do, statement.For, statement.ForTile,
         statement.When, statement.Elect, statement.Exit, statement.Sync, statement.Commit,
         statement.WaitGroup, statement.Wait, statement.Arrive, statement.Fence,
-        operation.Operation, operation.Operand, operation.Groups, operation.Reduction,
+        operation.Operation, operation.Operand, operation.Groups, operation.Reduction, Pages,
+        Lengths,
         expression.Constant, expression.Value, expression.Index, expression.Apply,
     )
 }  # fmt: skip

@@ -21,7 +21,7 @@ from tinygpu.isa.memory import DTYPES
 from tinygpu.term import program as term
 from tinygpu.term.access_map import Operand, Predicate
 from tinygpu.term.arithmetic import compute
-from tinygpu.term.builder.digits import Digits, LoopIndex, equations_of, error
+from tinygpu.term.builder.digits import Digits, LoopIndex, TileValue, equations_of, error
 from tinygpu.term.builder.scopes import Scopes
 from tinygpu.term.expression import Constant, Expression, apply, value
 from tinygpu.term.operation import REDUCERS, Operation
@@ -272,14 +272,18 @@ class DataMovement(Scopes):
         arrays = []
         for o in (*operation.inputs, *operation.outputs):
             stride: list[int | str] = [1]
-            for back, axis in enumerate(reversed(o.axes[1:])):
+            for back, axis in enumerate(reversed(operation.stored(o)[1:])):
                 kind = "ld" if back == 0 else f"ls{back if back > 1 else ''}"
                 pitch = f"{kind}_{o.name}"
                 inner = stride[0] if isinstance(stride[0], str) else None
-                self._pitches.append((pitch, value(inner) * value(axis) if inner else value(axis)))
+                size = value(axis) if isinstance(axis, str) else Constant(axis)
+                self._pitches.append((pitch, value(inner) * size if inner else size))
                 stride.insert(0, pitch)
-            buffer = Buffer(o.name, "gmem", o.dtype, o.axes, tuple(stride))
+            pages = operation.pages_of(o.name)
+            buffer = Buffer(o.name, "gmem", o.dtype, o.axes, tuple(stride), pages=pages)
             arrays.append(Array(self._digits, buffer, o.axes))
+        if pages := operation.pages:
+            self._pitches.append((pages.pitch, value(pages.axis).ceildiv(pages.size)))
         self.arrays = tuple(arrays)
         count = len(operation.inputs)
         self.inputs, self.outputs = self.arrays[:count], self.arrays[count:]
@@ -799,8 +803,10 @@ class Arithmetic(DataMovement):
         part = Piece(Array(self._digits, buffer, axes), equations, numbers=numbers)
         return Coordinate(((part, 1),), Affine())
 
-    def size(self, axis: str) -> Coordinate:
-        """Return the size of an axis, which coordinates are compared with."""
+    def size(self, axis: str | TileValue) -> Coordinate:
+        """Return an axis's size, or a tile's own number, which coordinates are compared with."""
+        if isinstance(axis, TileValue):
+            return Coordinate((), var(axis.name))
         if axis not in self.op.axes:
             raise error(f"axis {axis}: there is none; {nearest(axis, self.op.axes)}", axis)
         return Coordinate((), var(axis))
@@ -825,7 +831,9 @@ class Arithmetic(DataMovement):
                 old + often * step for old, (step,) in zip(thread, access.thread, strict=True)
             ]
             origin = origin + often * access.origin[0]
-        origin, bound = origin + rest.constant, -1 * Affine(0, rest.terms)
+        sizes = tuple(term for term in rest.terms if term[0] in self.op.axes)
+        own = tuple(term for term in rest.terms if term not in sizes)  # tiles' numbers
+        origin, bound = origin + Affine(rest.constant, own), -1 * Affine(0, sizes)
         return Predicate(origin, tuple(value), tuple(thread), bound)
 
     def _used(self, expression: Expression, reads: Mapping[str, Held]) -> dict[str, Held]:

@@ -1,0 +1,207 @@
+"""Cycles of attention's schedules, counted by Nsight Compute, beside cuDNN and FlashAttention-3.
+
+    python -m benchmarks.attention_cycles [--parts NAME ..] [--out DIR]   # on a GPU, 40 s a case
+
+Under the power cap two visits of 50 ms differ by 2 to 4 %, as much as is to be won.  Cycles do not
+hang on the clock: two runs are within 1 %, and say beside it what the tensor cores, L2 and DRAM
+did.  What they leave out is power, so the fewest cycles need not be the least time:
+``docs/attention.md``.
+
+Each case is profiled in a process of its own: every kernel runs twice, and then once under
+``ncu --clock-control none``, which leaves the card's settings alone.  ``CHANGES`` are of the point
+"zigzag", at each of ``CASES``; at ``ORDERS_AT`` all orders of a consumer, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks.attention import Case, problem_of
+from benchmarks.attention import _drawn as drawn
+from benchmarks.attention import _fa3 as fa3
+from benchmarks.attention import _point as own
+from benchmarks.attention import _sdpa as sdpa
+from benchmarks.peers import FOLDER, write_tree
+from tinygpu.codegen.run.provenance import provenance
+from tinygpu.errors import LaunchError, TinyGpuError
+from tinygpu.machines import MACHINES
+from tinygpu.machines.attention import STARTS, consumer_orders
+from tinygpu.term.machine import Chosen, Value
+
+__all__ = ["CASES", "counted", "main", "variants"]
+
+CASES: Mapping[str, Case] = {
+    one.part: one
+    for one in (
+        Case("cycles", 8, 16, 1, 4096, 4096, 128, causal=True),
+        Case("cycles", 4, 16, 1, 8192, 8192, 128, causal=True),
+        Case("cycles", 2, 16, 1, 16384, 16384, 128, causal=True),
+        Case("cycles", 4, 16, 1, 8192, 8192, 128, causal=False),
+    )
+}
+ORDERS_AT = "b4_h16x1_8192x8192_d128_causal"
+
+_BEST = "SVsMvELOP"
+_SHARED: Mapping[str, Value] = {"consumer_order": _BEST, "queries": "shared", "stages_q": 2}
+_THREE: Mapping[str, Value] = {
+    "consumer_order": "SVsMEvLOP",
+    "queries": "shared",
+    "consumers": 3,
+    "tile_n": 80,
+    "stages_v": 4,
+}
+CHANGES: Mapping[str, Mapping[str, Value]] = {
+    "queries in registers": {"consumer_order": _BEST},
+    "pair": {"consumer_order": _BEST, "cluster_m": 2},
+    "in turn": {"consumer_order": _BEST, "turns": "named"},
+    "FA3's source": {"consumer_order": "SVsMELvOP"},
+    "queries in memory": _SHARED,
+    "queries in memory, pair": {**_SHARED, "cluster_m": 2},
+    "three consumers": _THREE,
+    "three consumers, pair": {**_THREE, "cluster_m": 2},
+    "144 keys": {"consumer_order": _BEST, "tile_n": 144},
+    "one tile each": {"consumer_order": _BEST, "persistent": 0, "order": "longest"},
+    **{f"raster {r}": {"consumer_order": _BEST, "raster": r} for r in (1, 2, 8)},
+}  # fmt: skip
+"""Schedules as changes of the point "zigzag", whose raster is 4."""
+
+METRICS = {
+    "sm__cycles_elapsed.max": "cycles",
+    "gpu__time_duration.sum": "nanoseconds",
+    "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed": "tensor_percent",
+    "lts__t_bytes.sum": "l2_bytes",
+    "dram__bytes_read.sum": "dram_bytes",
+    "smsp__inst_executed.sum": "instructions",
+}
+"""What Nsight Compute counts, and what a row calls it."""
+_LIMIT_SECONDS = 150.0
+_CORES = 12
+
+
+def variants(part: str) -> dict[str, dict[str, Value]]:
+    """Return the decisions of the schedules that are counted at a case, by name."""
+    straight = {} if CASES[part].causal else {"order": "straight"}
+    found = {name: {**STARTS["zigzag"], **straight, **c} for name, c in CHANGES.items()}
+    if part == ORDERS_AT:
+        base = {**STARTS["zigzag"], "raster": 2}
+        found |= {f"order {o}": {**base, "consumer_order": o} for o in consumer_orders().values}
+    return found
+
+
+def counted(text: str) -> list[dict[str, float]]:
+    """Return what ``ncu --csv`` counted, a row each kernel, but for what fills arrays.
+
+    >>> head = '"ID","Kernel Name","Metric Name","Metric Value"'
+    >>> counted(head + chr(10) + '"0","attend","sm__cycles_elapsed.max","1,024"')
+    [{'cycles': 1024.0}]
+    """
+    lines = [line for line in text.splitlines() if line.startswith('"')]
+    rows: dict[str, dict[str, float]] = {}
+    for row in csv.DictReader(lines):
+        if "elementwise" not in row["Kernel Name"]:
+            number = float(row["Metric Value"].replace(",", ""))
+            rows.setdefault(row["ID"], {})[METRICS[row["Metric Name"]]] = number
+    return list(rows.values())
+
+
+def _inside(part: str) -> None:
+    """Run each kernel twice, and once for the profiler; print the names of those that ran."""
+    import torch
+
+    from tinygpu.codegen.run.launch import Kernel
+
+    one = CASES[part]
+    problem = problem_of(one)
+
+    def built(item: tuple[str, Mapping[str, Value]]) -> tuple[str, Any]:
+        name, values = item
+        try:
+            program = MACHINES["attention"].program(problem.operation, Chosen(values))
+            return name, partial(own, Kernel(program, sizes=problem.sizes), one)
+        except TinyGpuError as error:
+            sys.stderr.write(f"{name}: {error}\n")
+            return name, None
+
+    with ThreadPoolExecutor(_CORES) as pool:
+        found = dict(pool.map(built, variants(part).items()))
+    found |= {"FlashAttention-3": partial(fa3, one), "cuDNN": partial(sdpa, "CUDNN_ATTENTION", one)}
+    data, ran = drawn(one)[0], []
+    for name, candidate in found.items():
+        if candidate is None:
+            continue
+        try:
+            run = candidate(data)
+            run()
+            run()
+            torch.cuda.synchronize()
+        except Exception as error:  # a library may refuse in any way
+            sys.stderr.write(f"{name}: {error}\n")
+            continue
+        torch.cuda.profiler.start()
+        run()
+        torch.cuda.synchronize()
+        torch.cuda.profiler.stop()
+        ran.append(name)
+    sys.stdout.write(f"ran {json.dumps(ran)}\n")
+
+
+def _profiled(part: str) -> list[dict[str, Any]]:
+    """Return the rows of a case.  Raises LaunchError where Nsight Compute counts something else."""
+    words = (
+        *("ncu", "--clock-control", "none", "--profile-from-start", "off", "--csv"),
+        *("--print-units", "base", "--metrics", ",".join(METRICS)),
+        *(sys.executable, "-m", "benchmarks.attention_cycles", "--inside", part),
+    )
+    run = subprocess.run(words, capture_output=True, text=True, check=False, timeout=_LIMIT_SECONDS)
+    names = [json.loads(x[4:]) for x in run.stdout.splitlines() if x.startswith("ran ")]
+    rows = counted(run.stdout)
+    if run.returncode or not names or len(names[0]) != len(rows):
+        raise LaunchError(f"{part}: ncu: {(run.stderr.strip() or run.stdout).splitlines()[-1:]}")
+    every = variants(part)
+    return [
+        {"case": part, "name": name, "decisions": every.get(name), **row}
+        for name, row in zip(names[0], rows, strict=True)
+    ]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Count and write a file; exit with 1 for a case that failed."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.attention_cycles")
+    parser.add_argument("--parts", nargs="+", choices=CASES, default=[*CASES])
+    parser.add_argument("--out", type=Path, default=FOLDER, help="folder of the results")
+    parser.add_argument("--inside", choices=CASES, help=argparse.SUPPRESS)
+    given = parser.parse_args(arguments)
+    if given.inside:
+        _inside(given.inside)
+        return
+    record = provenance("python -m benchmarks.attention_cycles " + " ".join(given.parts))
+    rows, failed = list[dict[str, Any]](), 0
+    for part in given.parts:
+        try:
+            rows += _profiled(part)
+        except (LaunchError, OSError, subprocess.TimeoutExpired) as error:
+            sys.stderr.write(f"{error}\n")
+            failed += 1
+        write_tree(given.out / "attention_cycles.json", {"provenance": record, "rows": rows})
+        for row in rows:
+            if row["case"] == part:
+                sys.stdout.write(
+                    f"{part} {row['name']}: {row['cycles'] / 1e6:.3f} M cycles, "
+                    f"tensor cores {row['tensor_percent']:.1f} %, "
+                    f"DRAM {row['dram_bytes'] / 1e9:.2f} GB{os.linesep}"
+                )
+    sys.exit(bool(failed))
+
+
+if __name__ == "__main__":
+    main()
