@@ -42,8 +42,9 @@ def mma_async(kernel: KernelCode, do: Do, scope: Scope) -> None:
     right, right_known, right_by_k = descriptor(kernel, tile, y, columns, scope, form=WGMMA_128B)
     left_by_k = True
     if held:
-        pairs = replace(held, value=tuple(held.value[i] for i in (0, deep + 1, deep - 1)))
-        a = f"{{{', '.join(kernel.pairs(pairs, (2, 2, 2), scope))}}}"
+        modes = (*range(deep - 2), deep + 1, deep - 1)  # word, half, deep
+        words = replace(held, value=tuple(held.value[i] for i in modes))
+        a = f"{{{', '.join(kernel.words(words, (2,) * len(modes), scope))}}}"
     else:
         base, known, left_by_k = descriptor(kernel, tile, left, rows, scope, form=WGMMA_128B)
         a = moved(kernel, base, known)

@@ -1044,8 +1044,9 @@ def softmax(dtype: str = "f32") -> Operation:
 
 
 def attention(
-    dtype: str = "bf16", *, mask: str = "none", scale: bool = True, lse: bool = False
-) -> Operation:
+    dtype: str = "bf16", *, mask: str = "none", scale: bool = True, lse: bool = False,
+    scales: bool = False,
+) -> Operation:  # fmt: skip
     """``o = softmax(scale q k^T + mask) v``, for each of l batches, h kv heads and g query heads.
 
     ``q[l,h,g,m,d]``, ``k[l,h,n,d]``, ``v[l,h,n,e]``, ``o[l,h,g,m,e]``: m queries, n keys; the g
@@ -1060,7 +1061,11 @@ def attention(
     A query that sees no key gives 0, without a NaN on the way: top is never below the least number
     of fp32, and rcp0 is 0 at 0.  ``lse``: a second output ``lse[l,h,g,m]`` in f32, the natural
     logarithm of the sum of exp(scale s) over the keys that a query sees; -inf if there is none.
-    Raises OperationError for another mask, and for types of 8 bits.
+
+    With e4m3 o is bf16, and v is given with its keys contiguous, ``v[l,h,e,n]``: products of 8 bits
+    take what they sum over so.  ``scales``: q, k and v are times scale_q[l,h], scale_k[l,h] and
+    scale_v[l,h], all positive and f32, as they were divided by before they were rounded.
+    Raises OperationError for another mask, and for other types of 8 bits.
 
     >>> print(attention(mask="causal").mask)
     (index(n) <= (index(m) + (n - m)))
@@ -1070,31 +1075,35 @@ def attention(
     """
     require_kind("attention: dtype", dtype, str, OperationError)
     require_kind("attention: mask", mask, str, OperationError)
-    if dtype not in ("f16", "bf16", "f32"):
+    if dtype not in ("f16", "bf16", "f32", "e4m3"):
         raise OperationError(
-            f"attention: dtype {dtype}; there are f16, bf16, f32: weights of 8 bits lose the "
-            "softmax's sum, convert the inputs"
+            f"attention: dtype {dtype}; there are f16, bf16, f32, e4m3; convert the inputs"
         )
     shown, s = _shows(mask), value("s")
     seen = s if shown is None else apply("where", shown, s, -math.inf)
     top = apply("max", value("top"), _LEAST)
     factor = value("scale") * _LOG2_E if scale else Constant(_LOG2_E)
+    if scales:
+        factor = factor * value("scale_q") * value("scale_k")
     weight = apply("ex2.ftz", (seen - top) * factor)
     logarithm = (top * factor + apply("lg2", value("total"))) * _LN2
-    shapes = {"q": "lhgmd", "k": "lhnd", "v": "lhne", "o": "lhgme"}
-    *inputs, output = (Operand(name, tuple(axes), dtype) for name, axes in shapes.items())
+    narrow = dtype == "e4m3"
+    shapes = {"q": "lhgmd", "k": "lhnd", "v": "lhen" if narrow else "lhne"}
+    inputs = [Operand(name, tuple(axes), dtype) for name, axes in shapes.items()]
+    inputs += [Operand(f"scale_{name}", tuple("lh"), "f32") for name in shapes if scales]
+    result = ACC * apply("rcp0", value("total"))
     return Operation(
         name="attention",
         axes=tuple("lhgmnde"),
         inputs=tuple(inputs),
-        output=output,
+        output=Operand("o", tuple("lhgme"), "bf16" if narrow else dtype),
         reductions=(
             Reduction("s", "add", value("q") * value("k"), ("d",)),
             Reduction("top", "max", seen, ("n",)),
             Reduction("total", "add", weight, ("n",)),
             Reduction("acc", "add", weight * value("v"), ("n",)),
         ),
-        epilogue=ACC * apply("rcp0", value("total")),
+        epilogue=result * value("scale_v") if scales else result,
         scalars=("scale",) if scale else (),
         further=((Operand("lse", tuple("lhgm"), "f32"), logarithm),) if lse else (),
     )

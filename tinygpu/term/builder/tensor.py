@@ -101,7 +101,9 @@ class TensorInstructions(Arithmetic):
 
         With ``share`` = "tm by rank_n" each of the CTAs that rank_n counts loads a part of tm, and
         sends it to all of them.  A pattern with tm = (head line) loads the lines of one ``head``, a
-        loop's digit.  Of a tile's lines those beyond the array's end are left out (``trim``), if no
+        loop's digit.  With tm = (half four next), m = (bm four half next) lines that follow one
+        another in the tile lie apart in the array: two digits count them, in a box of more
+        dimensions.  Of a tile's lines those beyond the array's end are left out (``trim``), if no
         sum goes over them and no tile value says where they begin; else zeros are loaded.  ``by``:
         another instruction that loads a tile.
         """
@@ -110,11 +112,12 @@ class TensorInstructions(Arithmetic):
         down, right = self._elects("tma", array, part, array.slab)
         lines, wide = array.axes
         slab, extents = array.slab, {d: self._digits.extent(d) for d in array.axes}
-        here, shared, rank = Affine(), "", ""
-        *turns, line = self._lines_of(array, part)
-        extents[lines] = self._digits.extent(line)
-        part_of_tile = sum((var(d, self._digits.along(lines, part.equations)[0][d])
-                            for d in turns), Affine())  # fmt: skip
+        here, shared, rank = 0, "", ""
+        turns, far, line = self._lines_of(array, part)
+        down_tile = self._digits.along(lines, part.equations)[0] if turns or far else {}
+        extents[lines] = self._digits.extent(far or line)
+        apart = self._digits.along(part.array.axes[down], part.equations)[0][far] if far else 1
+        part_of_tile = sum((var(d, down_tile[d]) for d in turns), Affine())
         written = any(part.array.axes[down] in o.axes for o in self.op.outputs)
         if share:
             match = _SHARE.fullmatch(share)
@@ -124,25 +127,29 @@ class TensorInstructions(Arithmetic):
             shared, rank = match.groups()
             self._digits.require_by("tma", rank, "the cluster")
             extents[shared] = extents[shared] // self._digits.extent(rank)
-            here = var(rank, extents[shared])
+            here = extents[shared]
         access = replace(self._access(part, place, ()), thread=())
         moved = [*access.origin]
-        for axis, digit in zip((down, right), array.axes, strict=True):
-            moved[axis] = moved[axis] + here if digit == shared else moved[axis]
+        for axis, digit, step in zip((down, right), array.axes, (apart, 1), strict=True):
+            if digit == shared:
+                moved[axis] = moved[axis] + var(rank, here * step)
         steps = tuple(
             tuple([step * (axis == d) for d in range(len(moved))])
-            for axis, step in ((right, 1), (down, 1), (right, slab))
+            for axis, step in ((right, 1), (down, apart), (right, slab), *[(down, 1)] * bool(far))
         )
         lies = self._digits.expanded(part.equations, part.array.axes[down])
         begins = any(self._digits.by(digit) == "a tile value" for digit in lies)
-        guard, trimmed = (True,) * len(moved), trim and written and not begins
+        guard, trimmed = (True,) * len(moved), trim and written and not begins and not far
         there = replace(access, value=steps, origin=tuple(moved), guard=guard, trimmed=trimmed)
-        to = (here + part_of_tile, Affine(), Affine())
+        packed = down_tile[far] if far else 1
+        first = var(rank, here * packed) if shared == lines else Affine()
+        to = (first + part_of_tile, Affine(), Affine())
         if shared == wide:
             to = (part_of_tile, Affine(), var(rank, extents[wide] // slab))
-        within, index = ((0, 1, 0), (1, 0, 0), (0, 0, 1)), tile.whole_use
-        inside = Access(array.buffer, within, origin=to, index=index)
+        within = ((0, 1, 0), (packed, 0, 0), (0, 0, 1), *[(1, 0, 0)] * bool(far))
+        inside = Access(array.buffer, within, origin=to, index=tile.whole_use)
         values = (slab, extents[lines], extents[wide] // slab)
+        values += (self._digits.extent(line),) * bool(far)
         landing = (signal.barrier, signal.index)
         self._append(term.Do(by, inside, (there,), values, signal=landing, multicast=rank))
 
@@ -176,25 +183,33 @@ class TensorInstructions(Arithmetic):
         if not swizzled or rank < 2:
             raise error(f"{what}: {array.name} is no tile with the swizzle it needs", array.name)
         ends = {self._digits.expanded(part.equations, axis)[-1]: i for i, axis in enumerate(axes)}
-        *turns, line = self._lines_of(array, part)
+        turns, far, line = self._lines_of(array, part)
         lines, elements = (ends.get(digit, -1) for digit in (line, array.axes[1]))
         still = not any(map(self._digits.counted, turns))
+        still &= not far or far in self._digits.expanded(part.equations, axes[lines])
         for axis, digit, found in ((-2, line, 0 <= lines < rank - 1 and still),
                                    (-1, array.axes[1], elements == rank - 1)):  # fmt: skip
             if not found:
                 text = f"{what}: {part.array.name}'s axis {axes[axis]} has to end in {digit}"
                 raise error(f"{text}, as the tile {array.name} has it", part.array.name)
         for name in axes:
-            others = {*self._digits.expanded(part.equations, name)} - {line, *array.axes}
+            others = {*self._digits.expanded(part.equations, name)} - {far, line, *array.axes}
             if counted := sorted(filter(self._digits.counted, others)):
                 text = f"{what}: {part.array.name}'s axis {name} has {counted[0]}"
                 raise error(f"{text}, which the tile {array.name} has not", part.array.name)
         return lines, elements
 
-    def _lines_of(self, array: Array, part: Piece) -> tuple[str, ...]:
-        """Return in which digits a tile's lines are counted by the pattern of what is copied."""
+    def _lines_of(self, array: Array, part: Piece) -> tuple[tuple[str, ...], str, str]:
+        """Return in which digits a tile's lines are counted by the pattern of what is copied.
+
+        Those that are not a box's; that of lines that lie apart, if two are; that of lines.
+        """
         lines = array.axes[0]
-        return self._digits.expanded(part.equations, lines) if lines in part.equations else (lines,)
+        if lines not in part.equations:
+            return (), "", lines
+        *turns, line = self._digits.expanded(part.equations, lines)
+        apart = bool(turns) and self._digits.counted(turns[-1])
+        return (*turns[:-1],) if apart else (*turns,), turns[-1] if apart else "", line
 
     def mma(
         self, sums: Held, x: Held, y: Held, *, by: Instruction = INSTRUCTIONS["mma.sync"]
@@ -234,9 +249,10 @@ class TensorInstructions(Arithmetic):
         """Add the product of two tiles, by the digits of the sums; where ``fresh`` is 0, set it.
 
         Patterns say how digits count: x["tm = (.. warp half octet)"] the rows, y["tn = (.. group
-        quad pair)"] the columns.  x may lie in registers, 16-bit values by rows and two digits of
-        k; y's pattern then says how those count k, with the quad of threads: "tk = (group quad
-        pair)".  ``fresh`` True sets the sums, False adds to them.
+        quad pair)"] the columns.  x may lie in registers, values by rows and digits of k, of 16
+        bits two, of 8 bits three; y's pattern then says how those count k, with the quad of
+        threads: "tk = (group quad pair)", "tk = (group quad near pair)".  ``fresh`` True sets the
+        sums, False adds to them.
         """
         self._warpgroup("wgmma")
         self._each_thread("wgmma")
@@ -268,13 +284,14 @@ class TensorInstructions(Arithmetic):
                 x.use,
             )  # fmt: skip
         else:
-            word, deep, quad = self._of_depth(x, along, (half, far))
-            counts = [self._digits.extent(word), self._digits.extent(quad), _PAIR]
-            of_k = [across(y.array, depth, along[d]) for d in (word, quad, deep)]
+            words, deep, quad = self._of_depth(x, along, (half, far))
+            counts = [*self._digits.extents((*words, quad)), _PAIR]
+            of_k = [across(y.array, depth, along[d]) for d in (*words, quad, deep)]
             if y.array.axes[-1] != depth:  # a line for each of k, as many as there are
                 slices, slabs = -(-many // step), 1
             at = {far: var("block"), deep: var("slab", slab * _PAIR // step) + var("slice", _PAIR)}
-            left = self._own(x, (word, "", deep, "", half, *("",) * more), len(threads), at)
+            modes_of_x = (*words, "", deep, "", half, *("",) * more)
+            left = self._own(x, modes_of_x, len(threads), at)
         each = (self._in_slabs(y.array, column_axis, columns[d], d) for d in groups)
         modes = [mode for both in each for mode in both]
         right = Access(
@@ -335,14 +352,16 @@ class TensorInstructions(Arithmetic):
 
     def _of_depth(
         self, x: Held, along: Mapping[str, Number], rows: tuple[str, ...]
-    ) -> tuple[str, str, str]:
-        """Return the digits that count k in registers: word, deep, and the quad of threads."""
-        digits = list(filter(self._digits.counted, along))
+    ) -> tuple[tuple[str, ...], str, str]:
+        """Return the digits that count k in registers: of a word, deep, and the quad of threads."""
+        digits = tuple(filter(self._digits.counted, along))
         quads = [d for d in along if self._digits.by(d) == "threads"]
-        if len(digits) != 2 or len(quads) != 1 or {*x.digits} != {*digits, *filter(None, rows)}:
+        many = 3 if x.buffer.type.bytes == 1 else 2
+        if len(digits) != many or len(quads) != 1 or {*x.digits} != {*digits, *filter(None, rows)}:
             text = f"wgmma: {x.name} has {' '.join(x.digits)}, and ({' '.join(along)}) counts k"
-            raise error(f"{text}; they have to be a digit, a quad and a pair", "wgmma")
-        return digits[0], digits[1], quads[0]
+            raise error(f"{text}; they have to be a digit, a quad and a pair, of 8 bits two",
+                             "wgmma")  # fmt: skip
+        return digits[:-1], digits[-1], quads[0]
 
     def _moving(self, steps: Mapping[str, Number]) -> dict[str, Number]:
         """Return the steps of digits that neither threads nor an instruction count."""
