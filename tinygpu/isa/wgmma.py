@@ -9,7 +9,7 @@ A of 16 or 8 bits may lie in registers.  Thread ``lane`` of each four then holds
 steps of k that (word, lane, deep) count: k = 8 deep + 2 lane + word, of 8 bits k = 16 deep + 4 lane
 + word.  So the sums of one product, rounded to 16 bits, are A of the next, where a group of 8
 columns is half of 16 steps of k.  Of 8 bits the four of a word are two pairs of two groups: the
-columns 8 (2 deep + near) + 2 quad + pair are the steps 16 deep + 4 quad + 2 near + pair.
+columns 8 (2 deep + duo) + 2 quad + pair are the steps 16 deep + 4 quad + 2 duo + pair.
 
 >>> held = np.arange(8.0 * 128).reshape(8, 128, 1)
 >>> matrix = rows_of(held)

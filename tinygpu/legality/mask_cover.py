@@ -427,7 +427,7 @@ def _factor(form: Affine, name: str) -> int:
 def read(program: Program) -> Reading:
     """Return what a term does with its mask; raises _UnreadError for what is not recognised."""
     keys, condition = _condition(program)
-    loads = _loads(program)
+    loads = _loads(program, keys)
     roles = [r for r in program.roles if any(_rings(s, loads) for s, _ in walked(r.body))]
     if len(roles) != 1:
         raise _UnreadError(f"{len(roles)} roles multiply what is loaded; one is recognised")
@@ -446,7 +446,7 @@ def read(program: Program) -> Reading:
     layout = _layout(product, inner)
     rows = loads[_name(product.reads[0])]
     (row_axis, row, steps), *further = _of_rows(rows, layout, program)
-    key_axis, key, block = _along(loads[_name(product.reads[1])], layout.lines[1])
+    key_axis, key, block, along = _of_keys(loads[_name(product.reads[1])], layout)
     walks = _Following(body, tile, loop, loads)
     others = {axis: (walks.own(form, rows), by) for axis, form, by in further}
     for node in condition.nodes() if condition else ():
@@ -484,7 +484,7 @@ def read(program: Program) -> Reading:
         row=row,
         key=walks.own(key, loads[_name(product.reads[1])]),
         block=block,
-        digits=tuple((n, by, key) for (n, _, key), by in zip(layout.digits, steps, strict=True)),
+        digits=tuple((n, *by) for (n, _, _), *by in zip(layout.digits, steps, along, strict=True)),
         hides=hides,
         values=next(iter(values.values())),
         uses=tuple(uses),
@@ -552,8 +552,11 @@ class _Load:
         return self.source.buffer, self.modes, forms, self.tile, self.trips
 
 
-def _loads(program: Program) -> dict[str, _Load]:
-    """Return the loads of the operands, by the ring that each fills."""
+def _loads(program: Program, keys: str) -> dict[str, _Load]:
+    """Return the loads of the operands, by the ring that each fills.
+
+    What threads load that is the same for all keys, as a scale, says nothing of pairs.
+    """
     found: dict[str, _Load] = {}
     every = [
         (role, s, around)
@@ -565,6 +568,8 @@ def _loads(program: Program) -> dict[str, _Load]:
     for role, s, around in every:
         for source in s.reads:
             if not isinstance(source, Access) or source.buffer.level != "gmem":
+                continue
+            if s.write.buffer.level == "registers" and keys not in source.buffer.shape:
                 continue
             load, name = _load(*_gathered(s, around, program)), s.write.buffer.name
             if role.copies != 1 or load.same != found.setdefault(name, load).same:
@@ -678,10 +683,40 @@ def _along(load: _Load, dimension: int) -> tuple[str, Affine, int]:
     if (
         not whole
         or any(map(_sum, write.origin))
-        or any(f[axis] != t[dimension] for _, f, t in modes)
+        or any(f[axis] != t[dimension] for extent, f, t in modes if extent > 1)
     ):
         raise _UnreadError(f"{load.do} does not fill its stage line by line")
     return str(source.buffer.shape[axis]), source.origin[axis], int(lines)
+
+
+def _of_keys(load: _Load, layout: _Layout) -> tuple[str, Affine, int, tuple[int, ...]]:
+    """Return the axis of a turn's keys, the first one, how many, and the steps of each digit.
+
+    Lines may be keys in another order, if each digit counts within one mode of the load.
+    """
+    dimension, source = layout.lines[1], load.source
+    modes = [m for m in load.modes if m[2][dimension] and m[0] > 1]
+    axes = {d for _, steps, _ in modes for d, step in enumerate(steps) if step}
+    if len(axes) != 1 or all(f[d] == t[dimension] for _, f, t in modes for d in axes):
+        return *_along(load, dimension), tuple(key for _, _, key in layout.digits)
+    (axis,) = axes
+    lines, keys = ([(m[0], m[way][at]) for m in modes] for way, at in ((2, dimension), (1, axis)))
+    once, many = exactly_once(lines)
+    each, block = exactly_once(keys)
+    whole = once and each and many == block == load.do.write.buffer.shape[dimension]
+    if not whole or any(map(_sum, load.do.write.origin)):
+        raise _UnreadError(f"{load.do} does not fill its stage line by line")
+    found = []
+    for extent, _, line in layout.digits:
+        within = [
+            line // first * step
+            for (n, first), (_, step) in zip(lines, keys, strict=True)
+            if line % first == 0 and first <= line and line * extent <= first * n
+        ]
+        if line and extent > 1 and len(within) != 1:
+            raise _UnreadError(f"{load.do} counts its keys otherwise than the product does")
+        found.append(within[0] if line and extent > 1 else 0)
+    return str(source.buffer.shape[axis]), source.origin[axis], int(block), tuple(found)
 
 
 def _of_rows(
@@ -1004,9 +1039,9 @@ class _Following:
         along = load.source.buffer.shape.index(keys) if keys in load.source.buffer.shape else None
         moved = {
             d
-            for _, steps, to in load.modes
+            for extent, steps, to in load.modes
             for d, step in enumerate(to)
-            if step and along is not None and steps[along]
+            if extent > 1 and step and along is not None and steps[along]
         }
         if len(moved) != 1 or not load.var:
             raise _UnreadError(f"{load.do} does not load a block of {keys} in each turn")

@@ -58,7 +58,7 @@ _PACKED = {
 }
 """Heads and queries of a block's rows, by how many queries it has."""
 _ROWS, _KEYS = "tm = (w warp half octet)", "tn = (group quad pair)"
-_KEYS_OF_8_BITS, _COLUMNS_OF_8_BITS = "tn = (group quad near pair)", "tn = (near group quad pair)"
+_KEYS_OF_8_BITS, _COLUMNS_OF_8_BITS = "tn = (group quad duo pair)", "tn = (duo group quad pair)"
 """Of e4m3 a thread's weights are those of four keys that follow one another, as the product with
 the values takes them: keys lie in shared memory by the columns that a thread has of a product."""
 _FOURS = "four two next", "tn = (two four next)"
@@ -536,9 +536,9 @@ class Consumer:
             k.split("deep", "far", near=_SLAB // 8)
         slices = {} if machine.split_kv == 1 else {"peer": machine.split_kv}
         k.values(chunk=machine.depth // wide, **slices, wide=wide // 8 // machine.split_kv)
-        near = {"near": 2} if narrow else {}
-        k.values(half=2, **near, pair=2, both=2, word=2)
-        self.scores = k.registers("scores", "f32", *spans, "group", "half", *near, "pair")
+        duo = {"duo": 2} if narrow else {}
+        k.values(half=2, **duo, pair=2, both=2, word=2)
+        self.scores = k.registers("scores", "f32", *spans, "group", "half", *duo, "pair")
         self.weights = RoundedWeights(k, machine.weights, machine.keys_of(k), machine.out_by)
         self.queries = k.registers("queries", dtype, "deep", "half", "word") if held else None
         acc = k.registers("acc", "f32", "chunk", *slices, "wide", "half", "both")
@@ -684,8 +684,8 @@ class RoundedWeights:
     def __init__(self, k: Kernel, where: str, keys_by: str, out_by: str) -> None:
         self.k, self.dtype, self.keys_by, self.out_by = k, k.inputs[0].dtype, keys_by, out_by
         if where == "registers":
-            near = ("near",) if _narrow(k.op) else ()
-            self.held = k.registers("weights", self.dtype, "group", "half", *near, "pair")
+            duo = ("duo",) if _narrow(k.op) else ()
+            self.held = k.registers("weights", self.dtype, "group", "half", *duo, "pair")
         else:
             self.tile = k.smem("smem_p", self.dtype, "high", "tn", stages=1, swizzle=128)
         self.where = where

@@ -251,7 +251,7 @@ class TensorInstructions(Arithmetic):
         Patterns say how digits count: x["tm = (.. warp half octet)"] the rows, y["tn = (.. group
         quad pair)"] the columns.  x may lie in registers, values by rows and digits of k, of 16
         bits two, of 8 bits three; y's pattern then says how those count k, with the quad of
-        threads: "tk = (group quad pair)", "tk = (group quad near pair)".  ``fresh`` True sets the
+        threads: "tk = (group quad pair)", "tk = (group quad duo pair)".  ``fresh`` True sets the
         sums, False adds to them.
         """
         self._warpgroup("wgmma")
