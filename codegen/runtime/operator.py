@@ -4,7 +4,7 @@ An operator computes on CUDA tensors, without a gradient, and works under ``torc
 learns the output's shape from a *fake*: the same function on tensors without memory.
 
 Attention takes q [b, heads, m, d], k [b, kv heads, n, d] and v [b, kv heads, n, e], as PyTorch's
-``scaled_dot_product_attention``.  Views are enough: a tensor [b, s, heads, d] is transposed and not
+``scaled_dot_product_attention``; of e4m3 v [b, kv heads, e, n], and scales [b, kv heads] follow.  Views are enough: a tensor [b, s, heads, d] is transposed and not
 copied, and the output lies in memory as q does.  With lse [b, heads, m] it returns (o, lse).
 
 Source: PyTorch, "Custom Operators".
@@ -35,8 +35,8 @@ def torch_operator(name: str, run: Callable[..., Any], contract: Contract) -> An
     call, fake = run, _fake(inputs, outputs)
     if contract.operation == "attention":
         given = [f"float? {scalar}=None" for scalar in contract.scalars]
-        call = _attending(run, outputs, scaled="scale" in contract.scalars)
-        fake = _attended(outputs)
+        call = _attending(run, inputs, outputs, scaled="scale" in contract.scalars)
+        fake = _attended(inputs, outputs)
     named = [f"Tensor {argument.name}" for argument in inputs]
     made = "Tensor" if contract.outputs == 1 else f"({', '.join(['Tensor'] * contract.outputs)})"
     torch.library.define(name, f"({', '.join([*named, *['*'] * bool(given), *given])}) -> {made}")
@@ -68,11 +68,14 @@ def _joined(outputs: Sequence[Any]) -> Any:
     return tuple(outputs) if outputs[1:] else outputs[0]
 
 
-def _attended(outputs: Sequence[Argument]) -> Callable[..., Any]:
+def _attended(inputs: Sequence[Argument], outputs: Sequence[Argument]) -> Callable[..., Any]:
     """Return what makes new outputs; heads and queries of the first lie as those of q do."""
     import torch
 
-    def fake(q: Any, k: Any, v: Any, *, scale: float | None = None) -> Any:
+    kinds = [getattr(torch, TORCH_TYPES[o.dtype]) for o in outputs]
+    wide = inputs[2].axes.index("e")
+
+    def fake(q: Any, k: Any, v: Any, *scales: Any, scale: float | None = None) -> Any:
         for name, tensor in (("q", q), ("k", k), ("v", v)):
             if len(tensor.shape) != 4:
                 raise LaunchError(
@@ -86,27 +89,29 @@ def _attended(outputs: Sequence[Argument]) -> Callable[..., Any]:
                 "heads: give [b, heads, rows, d], of [b, rows, heads, d] the transpose(1, 2)"
             )
         if q.stride(1) < q.stride(2):
-            first = q.new_empty((batch, m, heads, v.shape[3])).transpose(1, 2)
+            shape = (batch, m, heads, v.shape[wide])
+            first = q.new_empty(shape, dtype=kinds[0]).transpose(1, 2)
         else:
-            first = q.new_empty((batch, heads, m, v.shape[3]))
-        rest = [q.new_empty((batch, heads, m), dtype=torch.float32) for _ in outputs[1:]]
+            first = q.new_empty((batch, heads, m, v.shape[wide]), dtype=kinds[0])
+        rest = [q.new_empty((batch, heads, m), dtype=kind) for kind in kinds[1:]]
         return _joined([first, *rest])
 
     return fake
 
 
 def _attending(
-    run: Callable[..., Any], outputs: Sequence[Argument], *, scaled: bool
-) -> Callable[..., Any]:
+    run: Callable[..., Any], inputs: Sequence[Argument], outputs: Sequence[Argument], *,
+    scaled: bool,
+) -> Callable[..., Any]:  # fmt: skip
     """Return attention of tensors with all heads in one dimension."""
-    attended = _attended(outputs)
+    attended = _attended(inputs, outputs)
 
-    def attend(q: Any, k: Any, v: Any, *, scale: float | None = None) -> Any:
+    def attend(q: Any, k: Any, v: Any, *scales: Any, scale: float | None = None) -> Any:
         found = attended(q, k, v)
         heads = k.shape[1], q.shape[1] // k.shape[1]
         scalars = {"scale": 1 / math.sqrt(q.shape[3]) if scale is None else scale} if scaled else {}
         grouped = [o.unflatten(1, heads) for o in (found if outputs[1:] else (found,))]
-        run(q.unflatten(1, heads), k, v, out=_joined(grouped), **scalars)
+        run(q.unflatten(1, heads), k, v, *scales, out=_joined(grouped), **scalars)
         return found
 
     return attend

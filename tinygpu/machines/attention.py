@@ -739,7 +739,8 @@ class RowStatistics:
         k = self.k
         if self.scaled:
             of = {array.name: k.load(array["l = bl, h = bh"]) for array in k.inputs[3:5]}
-            k.set(self.factor, self.scale * value("scale_q") * value("scale_k"), of)
+            size_q, size_k = (apply("abs", value(name)) for name in of)
+            k.set(self.factor, self.scale * size_q * size_k, of)
         else:
             k.set(self.factor, self.scale)
         k.fill(self.top, _LEAST)

@@ -1064,7 +1064,8 @@ def attention(
 
     With e4m3 o is bf16, and v is given with its keys contiguous, ``v[l,h,e,n]``: products of 8 bits
     take what they sum over so.  ``scales``: q, k and v are times scale_q[l,h], scale_k[l,h] and
-    scale_v[l,h], all positive and f32, as they were divided by before they were rounded.
+    scale_v[l,h] in f32, by which they were divided before they were rounded; of those of q and k
+    the sizes, so that a maximum of s is one of the powers.
     Raises OperationError for another mask, and for other types of 8 bits.
 
     >>> print(attention(mask="causal").mask)
@@ -1084,7 +1085,7 @@ def attention(
     top = apply("max", value("top"), _LEAST)
     factor = value("scale") * _LOG2_E if scale else Constant(_LOG2_E)
     if scales:
-        factor = factor * value("scale_q") * value("scale_k")
+        factor = factor * apply("abs", value("scale_q")) * apply("abs", value("scale_k"))
     weight = apply("ex2.ftz", (seen - top) * factor)
     logarithm = (top * factor + apply("lg2", value("total"))) * _LN2
     narrow = dtype == "e4m3"
