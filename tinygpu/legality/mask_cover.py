@@ -48,6 +48,7 @@ from tinygpu.legality.reach import exactly_once
 from tinygpu.legality.warp_products import by_dimension, counted_loops, of_tiles
 from tinygpu.smt import z3_module
 from tinygpu.term.access_map import Operand
+from tinygpu.term.digits import neighbours
 from tinygpu.term.expression import Apply, Constant, Expression, Index, Value
 from tinygpu.term.fields import unknown
 from tinygpu.term.program import (
@@ -620,7 +621,8 @@ def _joined(do: Do, name: str, count: int) -> Do:
         return replace(access, value=value, origin=tuple(left)), [step for step in steps if step]
 
     (write, to), (read, of) = whole(do.write), whole(source)
-    same = to == of or name != do.multicast  # of a loop the modes say where each part lies
+    # of a loop, and where lines lie apart, the modes say where each part lies
+    same = to == of or name != do.multicast or neighbours(do)
     if count < 1 or (count > 1 and (len(to) != 1 or len(of) != 1 or not same)):
         raise _UnreadError(f"{do} does not load its own part of what all along {name} have")
     values = (*do.values, *[count] * (count > 1))
@@ -706,11 +708,16 @@ def _of_keys(load: _Load, layout: _Layout) -> tuple[str, Affine, int, tuple[int,
     whole = once and each and many == block == load.do.write.buffer.shape[dimension]
     if not whole or any(map(_sum, load.do.write.origin)):
         raise _UnreadError(f"{load.do} does not fill its stage line by line")
+    runs: list[tuple[int, int, int]] = []  # extent, lines, keys, of modes that go on as one
+    for (n, first), (_, step) in sorted(zip(lines, keys, strict=True), key=lambda x: x[0][1]):
+        before = runs[-1] if runs else (0, 0, 0)
+        goes_on = (first, step) == (before[0] * before[1], before[0] * before[2])
+        runs[-1:] = [(before[0] * n, *before[1:])] if goes_on else [*runs[-1:], (n, first, step)]
     found = []
     for extent, _, line in layout.digits:
         within = [
             line // first * step
-            for (n, first), (_, step) in zip(lines, keys, strict=True)
+            for n, first, step in runs
             if line % first == 0 and first <= line and line * extent <= first * n
         ]
         if line and extent > 1 and len(within) != 1:

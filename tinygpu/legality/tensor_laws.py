@@ -184,7 +184,7 @@ def _box_apart(context: Context, place: Place, gmem: Access) -> Iterator[Clause]
     within: Any = constant % step + near
     for name, coefficient in terms:
         span = place.ranges.get(name)
-        last = span.last if span and span.first == 0 else step
+        last = select(span.first == 0, span.last, step) if span else step
         whole = coefficient % step == 0
         within = within + select(whole, 0, select(coefficient < 0, step, coefficient * last))
     text = "{}: {} neighbours begin within a step of {} lines, and reach beyond its end"

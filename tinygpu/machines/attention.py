@@ -341,7 +341,7 @@ class Attention(FlashAttention):
         every = held + d.tile_n // (8 if _narrow(operation) else 4)
         eight_bits = Requirement(
             "eight_bits",
-            (d.tile_n % _LINE == 0) & (d.depth % _LINE == 0) and not (shared or ahead),
+            not (shared or ahead) and (d.tile_n % _LINE == 0) & (d.depth % _LINE == 0),
             "elements of 8 bits lie in lines of 128, and weights in registers",
             "choose tile_n 128, depth 128 or 256, queries shared and weights registers",
         )
