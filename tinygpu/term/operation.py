@@ -468,6 +468,8 @@ class Operation:
         scalars: Mapping[str, float] | None = None,
         algebra: Algebra = FLOATS,
         off: Mapping[str, float] = MappingProxyType({}),
+        *,
+        independent: bool = False,
     ) -> dict[str, NDArray[np.float64]]:
         """Compute in float64; returns the outputs and, of each, what errors are relative to.
 
@@ -476,8 +478,13 @@ class Operation:
         |A||B|.  CuPy arrays are computed where they are, and give CuPy arrays.  In an exact algebra
         there are no errors, and S is 0.
         ``off``: sums that are taken off by a multiple of their root sum of squares, by name.
+        ``independent``: S of roundings that have signs of their own: a sum is off by the root of
+        the sum of squares of what its terms are off by; a contraction of K products by that, and by
+        sqrt(K) of the root sum of squares of the products.
         """
         if self.groups:
+            if independent:
+                raise self._error("errors by groups are not independent; leave it out")
             return self._of_groups(self.groups, inputs, scalars, algebra, off)
         exact = {n: x.astype(np.float64) for n, x in inputs.items()}
         sizes = self.sizes({n: x.shape for n, x in exact.items()})
@@ -492,7 +499,7 @@ class Operation:
             }
             with np.errstate(all="ignore"):  # as the hardware: infinities are numbers
                 numbers = {**sizes, **(scalars or {})}
-                parts = self._of_block(here, block, points, numbers, algebra, off)
+                parts = self._of_block(here, block, points, numbers, algebra, off, independent)
             for output, pair in zip(self.outputs, parts, strict=True):
                 at = tuple(slice(*block[a]) for a in output.axes)
                 for name, part in zip((output.name, f"scale of {output.name}"), pair, strict=True):
@@ -569,6 +576,7 @@ class Operation:
         numbers: Mapping[str, float],
         algebra: Algebra,
         off: Mapping[str, float],
+        independent: bool,
     ) -> list[tuple[Any, Any]]:
         """Return a block of each output, and its S.
 
@@ -597,16 +605,22 @@ class Operation:
                     squares = _contracted([x * x for x, _ in pairs], over, algebra)
                     values[r.name] = values[r.name] + off[r.name] * np.sqrt(squares)
                 if not algebra.exact:
-                    errors[r.name] = _contracted_error(pairs, over)
+                    of = _contracted_noise if independent else _contracted_error
+                    errors[r.name] = of(pairs, over)
                 continue
             point, error = at(r.expression)
-            if r.operator == "add" and not algebra.exact:  # which rounds, too
+            rounds = r.operator == "add" and not algebra.exact  # the sum, too
+            if rounds:
                 error = np.maximum(np.abs(point), error)
+            if rounds and independent:
+                error = error * error
             shape = tuple(extents[a] if a in spans else 1 for a in self.axes)
             values[r.name], errors[r.name] = (
                 algebra.total(r.operator, np.broadcast_to(x, shape), over) if np.ndim(x) else x
                 for x in (np.broadcast_to(point, shape), error)
             )
+            if rounds and independent:
+                errors[r.name] = np.sqrt(errors[r.name])
             if r.name in off:
                 squares = algebra.total("add", np.broadcast_to(point * point, shape), over)
                 values[r.name] = values[r.name] + off[r.name] * np.sqrt(squares)
@@ -742,6 +756,18 @@ def _contracted_error(pairs: Sequence[tuple[Any, Any]], over: tuple[int, ...]) -
         if np.ndim(off) or off:
             total = total + _contracted([*sizes[:i], off, *sizes[i + 1 :]], over, FLOATS)
     return total
+
+
+def _contracted_noise(pairs: Sequence[tuple[Any, Any]], over: tuple[int, ...]) -> Any:
+    """Return S of a contraction whose roundings have signs of their own; see ``reference``."""
+    squares = [x * x for x, _ in pairs]
+    shape = np.broadcast_shapes(*(np.shape(x) for x in squares))
+    total = math.prod(shape[d] for d in over) * _contracted(squares, over, FLOATS)
+    for i, (_, off) in enumerate(pairs):
+        if np.ndim(off) or off:
+            noise = [*squares[:i], off * off, *squares[i + 1 :]]
+            total = total + _contracted(noise, over, FLOATS)
+    return np.sqrt(total)
 
 
 @dataclass(frozen=True, slots=True)
