@@ -341,9 +341,13 @@ class Attention(FlashAttention):
         every = held + d.tile_n // (8 if _narrow(operation) else 4)
         eight_bits = Requirement(
             "eight_bits",
-            not (shared or ahead) and (d.tile_n % _LINE == 0) & (d.depth % _LINE == 0),
-            "elements of 8 bits lie in lines of 128, and weights in registers",
-            "choose tile_n 128, depth 128 or 256, queries shared and weights registers",
+            not (shared or ahead)
+            and (d.tile_n % _LINE == 0) & (d.depth % _LINE == 0)
+            & ((d.depth == _LINE) | (d.epilogue == "tma")),
+            "elements of 8 bits lie in lines of 128, weights in registers, which do not hold rows "
+            "of more than 128 rounded",
+            "choose tile_n 128, depth 128, or 256 with epilogue tma, queries shared and weights "
+            "registers",
         )
         return (
             *(eight_bits,) * _narrow(operation),
@@ -544,7 +548,7 @@ class Consumer:
         acc = k.registers("acc", "f32", "chunk", *slices, "wide", "half", "both")
         at = f"{machine.heads_by}, {machine.tile_by}, {_ROWS}"
         shares = KeyShares(k, machine.split_kv) if slices else None
-        self.rows = RowStatistics(k, self.scores, acc, at, by="".join(spans), shares=shares)
+        self.rows = RowStatistics(k, self.scores, acc, at, by="".join({**spans, **duo}), shares=shares)
         self.turns = None if machine.turns == "none" else ProductTurns(k, machine.turns)
 
     def parts(self, queries: Piece) -> dict[str, LoopPart]:
