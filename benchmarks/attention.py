@@ -7,9 +7,9 @@ SDPA), FlashAttention-3 (the wheel ``fa3-fwd``; for one query its function of de
 split keys) and the fastest of 12 configurations of Triton: round robin in new orders under one load
 without a pause, in CUDA graphs.  Inputs are normal, in bf16, dense [b, heads, rows, d], the same
 arrays for all, and rotate through as many sets as exceed twice the L2.  Of e4m3 v is [b, kv heads,
-d, keys], and FlashAttention-3 is the one peer: with such values, and with rows of d.  Each candidate is right
-before it is timed, and the outputs of its last round are checked, in float64 at ``_ROWS`` queries
-of ``_HEADS`` heads; all of them have to be numbers.
+d, keys], and FlashAttention-3 is the one peer: with such values, and with rows of d.  Each
+candidate is right before it is timed, and the outputs of its last round are checked, in float64 at
+``_ROWS`` queries of ``_HEADS`` heads; all of them have to be numbers.
 
 An error is what ``reference`` allows at most 1 of.  FLOP are those of visible pairs, 4 d each.  The
 causal mask is aligned at the bottom right: where m and n differ, cuDNN has no such mask here.
@@ -546,7 +546,7 @@ def row_of(
     mine = ours.get(best) or {}
     cudnn, fa2 = (timings.get(name, {}) for name in ("cudnn", "fa2"))
     of_fa3 = [timings[name] for name in ("fa3", "fa3 by rows") if name in timings]
-    fa3 = min(of_fa3, key=lambda timed: timed["seconds"], default={})
+    fa3: Mapping[str, Any] = min(of_fa3, key=lambda timed: float(timed["seconds"]), default={})
     triton = next((name for name in timings if name.startswith("triton ")), "")
     theirs = [t["seconds"] for name, t in timings.items() if not name.startswith("point ")]
     seconds = mine.get("seconds")
@@ -555,7 +555,8 @@ def row_of(
         rates = load_device(DEVICE)
         predicted = float(cost(programs[best], problem_of(one).sizes, rates).seconds)
     return {
-        "group": one.group, "case": one.part, "m": one.m, "n": one.n, "k": one.d, "dtype": one.dtype,
+        "group": one.group, "case": one.part, "m": one.m, "n": one.n, "k": one.d,
+        "dtype": one.dtype,
         "schedule": {"point": best}, "predicted_seconds": predicted, "seconds": seconds,
         "peer": "cudnn", "peer_seconds": cudnn.get("seconds"), "error": mine.get("error"),
         "b": one.b, "h": one.h, "g": one.g, "d": one.d, "causal": one.causal,

@@ -52,7 +52,7 @@ POINTS = [
 @functools.cache
 def kernel(point: str, mask: str, depth: int, *, lse: bool, scales: bool) -> Kernel:
     operation = attention("e4m3", mask=mask, lse=lse, scales=scales)
-    wide = {"depth": depth, "epilogue": "tma"} if depth > 128 else {}
+    wide: dict[str, int | str] = {"depth": depth, "epilogue": "tma"} if depth > 128 else {}
     schedule = Schedule.of(MACHINE, {**STARTS[point], **wide})
     return Kernel(schedule.program(MACHINE, operation), arch="sm_90a")
 

@@ -4,8 +4,9 @@ An operator computes on CUDA tensors, without a gradient, and works under ``torc
 learns the output's shape from a *fake*: the same function on tensors without memory.
 
 Attention takes q [b, heads, m, d], k [b, kv heads, n, d] and v [b, kv heads, n, e], as PyTorch's
-``scaled_dot_product_attention``; of e4m3 v [b, kv heads, e, n], and scales [b, kv heads] follow.  Views are enough: a tensor [b, s, heads, d] is transposed and not
-copied, and the output lies in memory as q does.  With lse [b, heads, m] it returns (o, lse).
+``scaled_dot_product_attention``; of e4m3 v [b, kv heads, e, n], and scales [b, kv heads] follow.
+Views are enough: a tensor [b, s, heads, d] is transposed and not copied, and the output lies in
+memory as q does.  With lse [b, heads, m] it returns (o, lse).
 
 Source: PyTorch, "Custom Operators".
 """

@@ -485,7 +485,9 @@ def read(program: Program) -> Reading:
         row=row,
         key=walks.own(key, loads[_name(product.reads[1])]),
         block=block,
-        digits=tuple((n, *by) for (n, _, _), *by in zip(layout.digits, steps, along, strict=True)),
+        digits=tuple(
+            (n, row, key) for (n, _, _), row, key in zip(layout.digits, steps, along, strict=True)
+        ),
         hides=hides,
         values=next(iter(values.values())),
         uses=tuple(uses),
@@ -702,7 +704,8 @@ def _of_keys(load: _Load, layout: _Layout) -> tuple[str, Affine, int, tuple[int,
     if len(axes) != 1 or all(f[d] == t[dimension] for _, f, t in modes for d in axes):
         return *_along(load, dimension), tuple(key for _, _, key in layout.digits)
     (axis,) = axes
-    lines, keys = ([(m[0], m[way][at]) for m in modes] for way, at in ((2, dimension), (1, axis)))
+    lines = [(n, to[dimension]) for n, _, to in modes]
+    keys = [(n, steps[axis]) for n, steps, _ in modes]
     once, many = exactly_once(lines)
     each, block = exactly_once(keys)
     whole = once and each and many == block == load.do.write.buffer.shape[dimension]

@@ -30,7 +30,7 @@ from typing import Any, ClassVar
 from tinygpu.errors import OperationError
 from tinygpu.isa.memory import DTYPES, GMEM, L2, REGISTERS, SMEM
 from tinygpu.term.builder import Array, Held, Kernel, LoopIndex, Number, Piece, Tile
-from tinygpu.term.expression import Constant, apply, value
+from tinygpu.term.expression import Constant, Expression, apply, value
 from tinygpu.term.machine import Choice, Chosen, Machine, Requirement, Value, instructions
 from tinygpu.term.operation import Operation, attention, window_of
 from tinygpu.term.orders import LoopPart, Orders, orders_of
@@ -342,7 +342,8 @@ class Attention(FlashAttention):
         eight_bits = Requirement(
             "eight_bits",
             not (shared or ahead)
-            and (d.tile_n % _LINE == 0) & (d.depth % _LINE == 0)
+            and (d.tile_n % _LINE == 0)
+            & (d.depth % _LINE == 0)
             & ((d.depth == _LINE) | (d.epilogue == "tma")),
             "elements of 8 bits lie in lines of 128, weights in registers, which do not hold rows "
             "of more than 128 rounded",
@@ -481,12 +482,13 @@ class Attention(FlashAttention):
             k.tile(line=self.pack_gqa)
         if narrow := _narrow(k.op):
             k.tile(four=self.tile_n // 4, next=2)
+        lies = ("te", "tn") if narrow else ("tn", "te")
         several = self.consumers * self.cluster_m
         to = "cluster" if self.split_kv == 1 else "rank"
         return (
             BlockRing(k, "q", "tm", "td", self.stages_q, self.consumers, to),
             BlockRing(k, "k", "tn", "td", self.stages_k, several, to),
-            BlockRing(k, "v", *(("te", "tn") if narrow else ("tn", "te")), self.stages_v, several, to),
+            BlockRing(k, "v", *lies, self.stages_v, several, to),
         )
 
     def consume(self, k: Kernel, ring_q: BlockRing, ring_k: BlockRing, ring_v: BlockRing) -> None:
@@ -548,7 +550,8 @@ class Consumer:
         acc = k.registers("acc", "f32", "chunk", *slices, "wide", "half", "both")
         at = f"{machine.heads_by}, {machine.tile_by}, {_ROWS}"
         shares = KeyShares(k, machine.split_kv) if slices else None
-        self.rows = RowStatistics(k, self.scores, acc, at, by="".join({**spans, **duo}), shares=shares)
+        by = next(iter({**spans, **duo}), "")
+        self.rows = RowStatistics(k, self.scores, acc, at, by=by, shares=shares)
         self.turns = None if machine.turns == "none" else ProductTurns(k, machine.turns)
 
     def parts(self, queries: Piece) -> dict[str, LoopPart]:
@@ -798,7 +801,7 @@ class RowStatistics:
     def store_logarithm(self) -> None:
         """Store ln of the sum of exp(scale s): by one thread of the quad that has the sum."""
         k, lse = self.k, self.k.outputs[1]
-        total = value("total")
+        total: Expression = value("total")
         if self.narrow:
             total = total * apply("ex2.ftz", Constant(-_HEADROOM))
         power = value("top") * value("factor") + apply("lg2", total)

@@ -116,7 +116,11 @@ class TensorInstructions(Arithmetic):
         turns, far, line = self._lines_of(array, part)
         down_tile = self._digits.along(lines, part.equations)[0] if turns or far else {}
         extents[lines] = self._digits.extent(far or line)
-        apart = self._digits.along(part.array.axes[down], part.equations)[0][far] if far else 1
+        apart: Number = 1  # lines from one to the next: in the array, and in the tile
+        packed: Number = 1
+        if far:
+            apart = self._digits.along(part.array.axes[down], part.equations)[0][far]
+            packed = down_tile[far]
         part_of_tile = sum((var(d, down_tile[d]) for d in turns), Affine())
         written = any(part.array.axes[down] in o.axes for o in self.op.outputs)
         if share:
@@ -141,15 +145,14 @@ class TensorInstructions(Arithmetic):
         begins = any(self._digits.by(digit) == "a tile value" for digit in lies)
         guard, trimmed = (True,) * len(moved), trim and written and not begins and not far
         there = replace(access, value=steps, origin=tuple(moved), guard=guard, trimmed=trimmed)
-        packed = down_tile[far] if far else 1
         first = var(rank, here * packed) if shared == lines else Affine()
         to = (first + part_of_tile, Affine(), Affine())
         if shared == wide:
             to = (part_of_tile, Affine(), var(rank, extents[wide] // slab))
         within = ((0, 1, 0), (packed, 0, 0), (0, 0, 1), *[(1, 0, 0)] * bool(far))
         inside = Access(array.buffer, within, origin=to, index=tile.whole_use)
-        values = (slab, extents[lines], extents[wide] // slab)
-        values += (self._digits.extent(line),) * bool(far)
+        near = (self._digits.extent(line),) * bool(far)
+        values = (slab, extents[lines], extents[wide] // slab, *near)
         landing = (signal.barrier, signal.index)
         self._append(term.Do(by, inside, (there,), values, signal=landing, multicast=rank))
 
