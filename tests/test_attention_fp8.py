@@ -283,6 +283,24 @@ WRONG: dict[str, tuple[str, Change]] = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize(("tile_n", "row"), [(192, 64), (160, 32), (96, 32), (64, 64)])
+def test_lines_of_values_are_as_long_as_keys_allow(tile_n: int, row: int) -> None:
+    """With the swizzle of such lines, in the map and in the descriptor; slab after slab."""
+    program = term("causal", tile_n=tile_n)
+    (values,) = (m for m in tensor_maps(program) if m.buffer == "v")
+    assert values.box[:2] == (row, 128)
+    assert 16 << values.swizzle == row
+    assert mask_cover(program)
+    here = sizes(40, 208, g=2, d=16, e=16)
+    assert computes(program, here)
+    found = emulated(program, {**here, "d": 32, "e": 48}, arch="sm_90a")
+    assert found.findings == ()
+    assert 0.05 < found.error < 0.8
+    code = assemble(emit(program), "sm_90a")
+    assert code.spills == 0
+    assert "C75" not in code.messages
+
+
 def test_the_terms_of_mutants_differ_and_the_right_one_computes() -> None:
     assert computes(term("causal", lse=True, **ONE), HERE)
     for mask, change in WRONG.values():
@@ -364,7 +382,7 @@ def test_lines_that_do_not_go_on_are_refused(here: dict[str, int], law: str, mes
 
 @pytest.mark.parametrize(
     "others",
-    [{"queries": "registers", "consumers": 2, "stages_q": 1}, {"tile_n": 64}, {"tile_n": 176},
+    [{"queries": "registers", "consumers": 2, "stages_q": 1}, {"tile_n": 80}, {"tile_n": 176},
      {"depth": 64}, {"depth": 192}, {"depth": 256},
      {"weights": "shared", "consumers": 3, "tile_n": 192, "depth": 64}],
     ids=str,
@@ -373,7 +391,7 @@ def test_what_8_bits_do_not_have_is_a_law(others: dict[str, Choosable]) -> None:
     schedule = Schedule.of(MACHINE, {**STARTS["fa3 without turns"], **others})
     problem = Problem.of(attention("e4m3"), **sizes(300, 416, d=64, e=64))
     found = {one.law: str(one) for one in check_schedule(schedule, MACHINE, problem, DEVICE)}
-    assert "elements of 8 bits lie in lines of 128" in found["eight_bits"]
+    assert "of 8 bits products take 32 keys" in found["eight_bits"]
 
 
 @pytest.mark.parametrize("operation", [

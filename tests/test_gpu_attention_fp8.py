@@ -131,6 +131,19 @@ def test_every_point_is_right(point: str, lies: str) -> None:
     assert ran
 
 
+@pytest.mark.parametrize("tile_n", [64, 96, 160, 192])
+def test_other_blocks_of_keys_are_right(tile_n: int) -> None:
+    """Their values lie in lines of 64 or 32 B."""
+    torch = pytest.importorskip("torch")
+    for case in ("full", "grouped", "window"):
+        operation = attention("e4m3", mask=CASES[case][-1])
+        schedule = Schedule.of(MACHINE, {**STARTS["fa3"], "tile_n": tile_n})
+        made = Kernel(schedule.program(MACHINE, operation), arch="sm_90a")
+        q, k, v = drawn(torch, case, "bshd", 128)
+        op = made.torch_op(f"tinygpu_test::attention_e4m3_{tile_n}_{case}")
+        assert near(torch, op(q, k, v), scores(torch, case, q, k), v), case
+
+
 @pytest.mark.parametrize("case", ["full", "grouped", "window"])
 def test_scales_of_heads_are_right(case: str) -> None:
     torch = pytest.importorskip("torch")

@@ -693,6 +693,19 @@ def _along(load: _Load, dimension: int) -> tuple[str, Affine, int]:
     return str(source.buffer.shape[axis]), source.origin[axis], int(lines)
 
 
+def _along_slabs(load: _Load, axis: int) -> tuple[Affine, int]:
+    """Return where the lines of a ring begin that go along an axis from slab to slab, how long."""
+    write, source = load.do.write, load.source
+    _, wide, many = map(int, write.buffer.shape)
+    modes = [(n, steps, to[1] + to[2] * wide) for n, steps, to in load.modes if n > 1]
+    once, count = exactly_once([(n, to) for n, _, to in modes])
+    along = {d for _, steps, to in modes for d, step in enumerate(steps) if step and to}
+    same = along == {axis} and all(steps[axis] == to for _, steps, to in modes)
+    if not once or count != wide * many or not same or any(map(_sum, write.origin)):
+        raise _UnreadError(f"{load.do} does not fill its stage line by line")
+    return source.origin[axis], int(count)
+
+
 def _of_keys(load: _Load, layout: _Layout) -> tuple[str, Affine, int, tuple[int, ...]]:
     """Return the axis of a turn's keys, the first one, how many, and the steps of each digit.
 
@@ -1053,9 +1066,14 @@ class _Following:
             for d, step in enumerate(to)
             if extent > 1 and step and along is not None and steps[along]
         }
-        if len(moved) != 1 or not load.var:
+        if along is None or not moved or not load.var:
             raise _UnreadError(f"{load.do} does not load a block of {keys} in each turn")
-        _, first, lines = _along(load, *moved)
+        if moved == {1, 2}:
+            first, lines = _along_slabs(load, along)
+        elif len(moved) == 1:
+            _, first, lines = _along(load, *moved)
+        else:
+            raise _UnreadError(f"{load.do} does not load a block of {keys} in each turn")
         if lines != block:
             raise _UnreadError(f"{load.do} does not load a block of {block} {keys}")
         return self.own(first, load)

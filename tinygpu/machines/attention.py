@@ -65,7 +65,7 @@ _FOURS = "four two next", "tn = (two four next)"
 """How keys lie in memory and how in a tile by columns: pairs of every four, then the others."""
 _HEADROOM = 8.0
 """Of e4m3 weights are times 2^8, so that small ones are no subnormal numbers; 448 is the most."""
-_LINE = 128  # elements of 8 bits in a line of a swizzle
+_LINE, _SLICE = 128, 32  # elements of 8 bits in a line of a swizzle, keys of a product
 _SLAB, _SLAB_KEYS = 64, "tn = (span group quad pair)"  # 128 B of 16-bit weights
 _OWN_ROWS, _OF_QUERIES = "high = (warp half octet)", "td = (deep quad word)"
 _SLICES = "te = (chunk peer wide quad both)"
@@ -342,13 +342,13 @@ class Attention(FlashAttention):
         eight_bits = Requirement(
             "eight_bits",
             not (shared or ahead)
-            and (d.tile_n % _LINE == 0)
+            and (d.tile_n % _SLICE == 0)
             & (d.depth % _LINE == 0)
             & ((d.depth == _LINE) | (d.epilogue == "tma")),
-            "elements of 8 bits lie in lines of 128, weights in registers, which do not hold rows "
-            "of more than 128 rounded",
-            "choose tile_n 128, depth 128, or 256 with epilogue tma, queries shared and weights "
-            "registers",
+            "of 8 bits products take 32 keys, and lines have 128 dimensions; weights lie in "
+            "registers, which do not hold rows of more than 128 rounded",
+            "choose tile_n 64, 96, 128, 160 or 192, depth 128, or 256 with epilogue tma, queries "
+            "shared and weights registers",
         )
         return (
             *(eight_bits,) * _narrow(operation),
@@ -482,13 +482,15 @@ class Attention(FlashAttention):
             k.tile(line=self.pack_gqa)
         if narrow := _narrow(k.op):
             k.tile(four=self.tile_n // 4, next=2)
-        lies = ("te", "tn") if narrow else ("tn", "te")
+        lies, slab = ("te", "tn") if narrow else ("tn", "te"), 128
+        if narrow:  # a line has keys
+            slab = select(self.tile_n % 128 == 0, 128, select(self.tile_n % 64 == 0, 64, 32))
         several = self.consumers * self.cluster_m
         to = "cluster" if self.split_kv == 1 else "rank"
         return (
             BlockRing(k, "q", "tm", "td", self.stages_q, self.consumers, to),
             BlockRing(k, "k", "tn", "td", self.stages_k, several, to),
-            BlockRing(k, "v", *lies, self.stages_v, several, to),
+            BlockRing(k, "v", *lies, self.stages_v, several, to, slab),
         )
 
     def consume(self, k: Kernel, ring_q: BlockRing, ring_k: BlockRing, ring_v: BlockRing) -> None:
@@ -626,12 +628,15 @@ class BlockRing:
     """
 
     def __init__(
-        self, k: Kernel, name: str, lines: str, wide: str, stages: int, releases: int, to: str
-    ) -> None:
+        self, k: Kernel, name: str, lines: str, wide: str, stages: int, releases: int, to: str,
+        slab_bytes: Any = 128,
+    ) -> None:  # fmt: skip
         self.k, self.stages = k, stages
         self.share, self.to = ("", "cta") if lines == "tm" else (f"{lines} by rank", to)
         dtype = k.inputs[0].dtype
-        self.tile = k.smem(f"smem_{name}", dtype, lines, wide, stages=stages, swizzle=128)
+        self.tile = k.smem(
+            f"smem_{name}", dtype, lines, wide, stages=stages, swizzle=128, slab_bytes=slab_bytes
+        )
         self.full = k.mbarriers(f"{name}_full", stages, arrivals=1)
         self.empty = k.mbarriers(f"{name}_empty", stages, arrivals=releases)
 

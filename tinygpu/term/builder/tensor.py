@@ -26,7 +26,6 @@ from tinygpu.term.tensor_memory import LANES, RowLanes
 
 __all__ = ["TensorInstructions"]
 
-_SLAB_BYTES = 128  # the widest swizzle
 _SLICE_BYTES, _PAIR = 32, 2  # spec: PTX ISA, a product's k in bytes; neighbours in a register
 _SHARE = re.compile(r"\s*(\w+) by (\w+)\s*")
 _TMA_LOAD = INSTRUCTIONS["cp.async.bulk.tensor"]
@@ -109,7 +108,7 @@ class TensorInstructions(Arithmetic):
         """
         tile = piece_of(tile)
         array, place = tile.array, self._place(part)
-        down, right = self._elects("tma", array, part, array.slab)
+        down, right = self._elects("tma", array, part, array.slabbed)
         lines, wide = array.axes
         slab, extents = array.slab, {d: self._digits.extent(d) for d in array.axes}
         here, shared, rank = 0, "", ""
@@ -164,7 +163,7 @@ class TensorInstructions(Arithmetic):
         """
         tile = piece_of(tile)
         array, place = tile.array, self._place(part)
-        self._elects("tma_store", array, part, not array.slab and len(array.axes) in (2, 3))
+        self._elects("tma_store", array, part, not array.slabbed and len(array.axes) in (2, 3))
         row, column, *slabs = array.axes
         if any(digit not in place.steps for digit in slabs):
             text = f"tma_store: {array.name} has {slabs[0]}, and the pattern of {part.array.name}"
@@ -261,7 +260,7 @@ class TensorInstructions(Arithmetic):
         self._each_thread("wgmma")
         x, y = x if isinstance(x, Held) else piece_of(x), piece_of(y)
         slab, threads = y.array.slab, self._digits.threads
-        if not slab or (isinstance(x, Piece) and x.array.slab != slab):
+        if not y.array.slabbed or (isinstance(x, Piece) and differ(x.array.slab, slab)):
             raise error("wgmma: both tiles need swizzle=128", "wgmma")
         if isinstance(fresh, LoopIndex):
             self._digits.in_scope(fresh)
@@ -272,7 +271,7 @@ class TensorInstructions(Arithmetic):
         else:
             rows = dict.fromkeys((d for d in x.digits[::-1] if d not in along), 0)
         half, far, pair, groups = self._of_sums(sums, rows, columns)
-        step, many = _SLICE_BYTES * slab // _SLAB_BYTES, self._digits.extent(depth)
+        step, many = _SLICE_BYTES // y.array.buffer.type.bytes, self._digits.extent(depth)
         slices, slabs = slab // step, many // slab
         still, more = (0, 0, 0), len(groups) * 2
         if isinstance(x, Piece):
@@ -412,10 +411,10 @@ class TensorInstructions(Arithmetic):
             text = f"tcgen05_mma: {got}; it computes tm tn += tm tk * part tk"
             raise error(text, "tcgen05_mma")
         in_tmem, slab = x.array.buffer.level == "tmem", y.array.slab
-        if not slab or (x.array.slab != slab and not in_tmem):
+        if not y.array.slabbed or (differ(x.array.slab, slab) and not in_tmem):
             raise error("tcgen05_mma: tiles in shared memory need swizzle=128", "tcgen05_mma")
         self._digits.in_scope(fresh)
-        step, near = _SLICE_BYTES * slab // _SLAB_BYTES, lanes.near
+        step, near = _SLICE_BYTES // y.array.buffer.type.bytes, lanes.near
         within, at, still = var("slice", step), var("slab"), ((0, 0, 0),) * 3
         along = var("slab", slab) + within
         wide = slab if y.array.axes[-1] == columns else part
@@ -452,10 +451,10 @@ class TensorInstructions(Arithmetic):
         self._one_thread("tcgen05_cp", _EACH)
         self._in_lanes(to, "tcgen05_cp")
         slab, (rows, depth) = tile.array.slab, to.array.axes
-        if not slab or {*tile.array.axes} != {rows, depth}:
+        if not tile.array.slabbed or {*tile.array.axes} != {rows, depth}:
             text = f"tcgen05_cp: {to.array.name} has {rows} {depth}; {tile.array.name} needs them,"
             raise error(f"{text} and swizzle=128", "tcgen05_cp")
-        step = _SLICE_BYTES * slab // _SLAB_BYTES
+        step = _SLICE_BYTES // tile.array.buffer.type.bytes
         into = ((0, 1), (1, 0), (0, step), (0, slab))
         of = ((0, 1, 0), (1, 0, 0), (0, step, 0), (0, 0, 1))
         write = Access(to.array.buffer, into, index=to.whole_use)
