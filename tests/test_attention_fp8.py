@@ -43,7 +43,8 @@ from tinygpu.term.program import Access, Affine, Do, Immediate, Program, Stateme
 from tinygpu.term.schedule import Schedule
 
 MACHINE, DEVICE = MACHINES["attention"], load_device("h100")
-POINTS = ("fa2", "fa3", "tma store", "longest first", "pair multicast", "early", "decode")
+POINTS = ("fa2", "fa3", "tma store", "longest first", "pair multicast", "early", "decode",
+          "queries in registers")  # fmt: skip
 MASKS = ("none", "causal", "window:70:25")
 ONE = {"consumers": 1, "turns": "none", "stages_k": 2, "stages_v": 2}
 HERE = sizes(100, 208, h=2, g=2, d=16, e=16)
@@ -97,8 +98,8 @@ def test_it_is_legal_and_its_mask_is_covered(point: str, mask: str) -> None:
 
 @pytest.mark.parametrize(
     ("mask", "point"),
-    [("none", "fa3"), ("causal", "pair multicast"), *some([("window:70:25", "early")], 2),
-     *some([("causal", "fa2")], 2)],
+    [("none", "fa3"), ("causal", "pair multicast"), ("causal", "zigzag"),
+     *some([("window:70:25", "early"), ("causal", "fa2")], 2)],
 )  # fmt: skip
 def test_it_computes_its_operation(mask: str, point: str) -> None:
     """In the ring of exponentials and in floats; the factor 2^8 of weights cancels, also in lse."""
@@ -123,8 +124,8 @@ def test_the_interpreter_gives_what_numpy_gives() -> None:
 
 
 @all_by_turns(
-    ("point", ("fa3", "early, pair multicast", "tma store", "decode")),
-    ("mask", ("causal", "window:70:25", "none", "none")),
+    ("point", ("fa3", "early, pair multicast", "tma store", "decode", "zigzag")),
+    ("mask", ("causal", "window:70:25", "none", "none", "causal")),
     ("order", COMPLETIONS),
 )
 def test_its_code_is_right(point: str, mask: str, order: str) -> None:
@@ -138,8 +139,11 @@ def test_its_code_is_right(point: str, mask: str, order: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "others", [{}, {"depth": 256, "epilogue": "tma"}, {"consumer_order": "SOVsMvELP"}], ids=str
-)
+    "others",
+    [{}, {"depth": 256, "epilogue": "tma"}, {"consumer_order": "SOVsMvELP"},
+     {"queries": "registers", "tile_n": 160}],
+    ids=str,
+)  # fmt: skip
 def test_no_register_is_spilled(others: dict[str, Choosable]) -> None:
     code = assemble(emit(term("causal", "fa3", **others)), "sm_90a")
     assert code.spills == 0
@@ -382,8 +386,7 @@ def test_lines_that_do_not_go_on_are_refused(here: dict[str, int], law: str, mes
 
 @pytest.mark.parametrize(
     "others",
-    [{"queries": "registers", "consumers": 2, "stages_q": 1}, {"tile_n": 80}, {"tile_n": 176},
-     {"depth": 64}, {"depth": 192}, {"depth": 256},
+    [{"tile_n": 80}, {"tile_n": 176}, {"depth": 64}, {"depth": 192}, {"depth": 256},
      {"weights": "shared", "consumers": 3, "tile_n": 192, "depth": 64}],
     ids=str,
 )  # fmt: skip

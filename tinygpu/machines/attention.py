@@ -337,18 +337,19 @@ class Attention(FlashAttention):
         d = choose
         room = select(d.consumers < 3, 208, 128)
         shared, ahead = d.weights == "shared", d.queries == "registers"
-        held = d.tile_n // 2 + d.depth // 2 + (d.depth // 4 if ahead else 0)
-        every = held + d.tile_n // (8 if _narrow(operation) else 4)
+        part = 8 if _narrow(operation) else 4  # of a row, or of a block's keys, in a register
+        held = d.tile_n // 2 + d.depth // 2 + (d.depth // part if ahead else 0)
+        every = held + d.tile_n // part
         eight_bits = Requirement(
             "eight_bits",
-            not (shared or ahead)
+            not shared
             and (d.tile_n % _SLICE == 0)
             & (d.depth % _LINE == 0)
             & ((d.depth == _LINE) | (d.epilogue == "tma")),
             "of 8 bits products take 32 keys, and lines have 128 dimensions; weights lie in "
             "registers, which do not hold rows of more than 128 rounded",
-            "choose tile_n 64, 96, 128, 160 or 192, depth 128, or 256 with epilogue tma, queries "
-            "shared and weights registers",
+            "choose tile_n 64, 96, 128, 160 or 192, depth 128, or 256 with epilogue tma, and "
+            "weights registers",
         )
         return (
             *(eight_bits,) * _narrow(operation),
@@ -540,12 +541,12 @@ class Consumer:
         columns = 16 if narrow else 8
         k.values(**spans, group=_SLAB // 8 if spans else machine.tile_n // columns)
         if held:
-            k.values(deep=machine.depth // 8)
-            k.split("deep", "far", near=_SLAB // 8)
+            k.values(deep=machine.depth // columns)
+            k.split("deep", "far", near=_SLAB // 8)  # of a slab, of whatever type
         slices = {} if machine.split_kv == 1 else {"peer": machine.split_kv}
         k.values(chunk=machine.depth // wide, **slices, wide=wide // 8 // machine.split_kv)
         duo = {"duo": 2} if narrow else {}
-        k.values(half=2, **duo, pair=2, both=2, word=2)
+        k.values(half=2, **duo, pair=2, both=2, word=4 if narrow else 2)
         self.scores = k.registers("scores", "f32", *spans, "group", "half", *duo, "pair")
         self.weights = RoundedWeights(k, machine.weights, machine.keys_of(k), machine.out_by)
         self.queries = k.registers("queries", dtype, "deep", "half", "word") if held else None

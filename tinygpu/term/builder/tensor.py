@@ -8,6 +8,7 @@ Source: PTX ISA 9, "mma", "wgmma", "tcgen05", "cp.async.bulk.tensor".
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -252,9 +253,9 @@ class TensorInstructions(Arithmetic):
 
         Patterns say how digits count: x["tm = (.. warp half octet)"] the rows, y["tn = (.. group
         quad pair)"] the columns.  x may lie in registers, values by rows and digits of k, of 16
-        bits two, of 8 bits three; y's pattern then says how those count k, with the quad of
-        threads: "tk = (group quad pair)", "tk = (group quad duo pair)".  ``fresh`` True sets the
-        sums, False adds to them.
+        bits two, of 8 bits three, or two of which one counts four; y's pattern then says how those
+        count k, with the quad of threads: "tk = (group quad pair)", "tk = (group quad duo pair)".
+        ``fresh`` True sets the sums, False adds to them.
         """
         self._warpgroup("wgmma")
         self._each_thread("wgmma")
@@ -287,13 +288,19 @@ class TensorInstructions(Arithmetic):
             )  # fmt: skip
         else:
             words, deep, quad = self._of_depth(x, along, (half, far))
-            counts = [*self._digits.extents((*words, quad)), _PAIR]
-            of_k = [across(y.array, depth, along[d]) for d in (*words, quad, deep)]
+            word = [along[d] for d in words]
+            if four := len(words) == 1 and x.buffer.type.bytes == 1:
+                word += [2 * along[words[0]]]  # a digit of four is two of two
+            counts = [*(_PAIR for _ in word), self._digits.extent(quad), _PAIR]
+            of_k = [across(y.array, depth, step) for step in (*word, along[quad], along[deep])]
             if y.array.axes[-1] != depth:  # a line for each of k, as many as there are
                 slices, slabs = -(-many // step), 1
             at = {far: var("block"), deep: var("slab", slab * _PAIR // step) + var("slice", _PAIR)}
             modes_of_x = (*words, "", deep, "", half, *("",) * more)
             left = self._own(x, modes_of_x, len(threads), at)
+            if four:
+                one, *others = left.value
+                left = replace(left, value=(one, tuple(2 * s for s in one), *others))
         each = (self._in_slabs(y.array, column_axis, columns[d], d) for d in groups)
         modes = [mode for both in each for mode in both]
         right = Access(
@@ -358,12 +365,15 @@ class TensorInstructions(Arithmetic):
         """Return the digits that count k in registers: of a word, deep, and the quad of threads."""
         digits = tuple(filter(self._digits.counted, along))
         quads = [d for d in along if self._digits.by(d) == "threads"]
-        many = 3 if x.buffer.type.bytes == 1 else 2
-        if len(digits) != many or len(quads) != 1 or {*x.digits} != {*digits, *filter(None, rows)}:
+        words, narrow = digits[:-1], x.buffer.type.bytes == 1
+        counted = len(words) == 1 or (narrow and len(words) == 2)
+        if narrow and counted:
+            counted = not differ(math.prod(self._digits.extents(words)), _PAIR * _PAIR)
+        if not counted or len(quads) != 1 or {*x.digits} != {*digits, *filter(None, rows)}:
             text = f"wgmma: {x.name} has {' '.join(x.digits)}, and ({' '.join(along)}) counts k"
-            raise error(f"{text}; they have to be a digit, a quad and a pair, of 8 bits two",
+            raise error(f"{text}; they have to be a digit, a quad and a pair, of 8 bits four",
                              "wgmma")  # fmt: skip
-        return digits[:-1], digits[-1], quads[0]
+        return words, digits[-1], quads[0]
 
     def _moving(self, steps: Mapping[str, Number]) -> dict[str, Number]:
         """Return the steps of digits that neither threads nor an instruction count."""
