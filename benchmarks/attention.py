@@ -7,9 +7,9 @@ SDPA), FlashAttention-3 (the wheel ``fa3-fwd``; for one query its function of de
 split keys) and the fastest of 12 configurations of Triton: round robin in new orders under one load
 without a pause, in CUDA graphs.  Inputs are normal, in bf16, dense [b, heads, rows, d], the same
 arrays for all, and rotate through as many sets as exceed twice the L2.  Of e4m3 v is [b, kv heads,
-d, keys], and FlashAttention-3 is the one peer: with such values, and with rows of d.  Each
-candidate is right before it is timed, and the outputs of its last round are checked, in float64 at
-``_ROWS`` queries of ``_HEADS`` heads; all of them have to be numbers.
+d, keys], and FlashAttention-3, which gets a copy with rows of d, is the one peer.  Each candidate
+is right before it is timed, and the outputs of its last round are checked, in float64 at ``_ROWS``
+queries of ``_HEADS`` heads; all of them have to be numbers.
 
 An error is what ``reference`` allows at most 1 of.  FLOP are those of visible pairs, 4 d each.  The
 causal mask is aligned at the bottom right: where m and n differ, cuDNN has no such mask here.
@@ -431,15 +431,11 @@ def _sdpa(backend: str, one: Case, data: Data) -> Enqueue:
     return run
 
 
-def _fa3(one: Case, data: Data, *, copied: bool = False) -> Enqueue:
-    """FlashAttention-3 of the wheel ``fa3-fwd``; with one query it chooses how keys are split.
-
-    ``copied``: values are a copy in which rows of d are contiguous.
-    """
+def _fa3(one: Case, data: Data) -> Enqueue:
+    """FlashAttention-3 of the wheel ``fa3-fwd``; with one query it chooses how keys are split."""
     interface = importlib.import_module("fa3_fwd_interface")
     attend = interface.flash_attn_with_kvcache if one.m == 1 else interface.flash_attn_func
-    values = _by_rows(one, data.v)
-    values = values.contiguous() if copied else values
+    values = _by_rows(one, data.v).contiguous()
     q, k, v = (x.transpose(1, 2) for x in (data.q, data.k, values))
 
     def run() -> Array:
@@ -469,7 +465,7 @@ def _point(kernel: Any, one: Case, data: Data) -> Enqueue:
 def peers_of(one: Case) -> dict[str, Candidate]:
     """Return the peers by name."""
     if one.dtype == "e4m3":
-        return {"fa3": partial(_fa3, one), "fa3 by rows": partial(_fa3, one, copied=True)}
+        return {"fa3": partial(_fa3, one)}
     found: dict[str, Candidate] = {
         "cudnn": partial(_sdpa, "CUDNN_ATTENTION", one),
         "fa2": partial(_sdpa, "FLASH_ATTENTION", one),
@@ -544,9 +540,7 @@ def row_of(
     ran = [FOUND] if ours.get(FOUND) else [name for name, timed in ours.items() if timed]
     best = min(ran, key=lambda name: ours[name]["seconds"], default="")
     mine = ours.get(best) or {}
-    cudnn, fa2 = (timings.get(name, {}) for name in ("cudnn", "fa2"))
-    of_fa3 = [timings[name] for name in ("fa3", "fa3 by rows") if name in timings]
-    fa3: Mapping[str, Any] = min(of_fa3, key=lambda timed: float(timed["seconds"]), default={})
+    cudnn, fa2, fa3 = (timings.get(name, {}) for name in ("cudnn", "fa2", "fa3"))
     triton = next((name for name in timings if name.startswith("triton ")), "")
     theirs = [t["seconds"] for name, t in timings.items() if not name.startswith("point ")]
     seconds = mine.get("seconds")

@@ -444,6 +444,31 @@ def test_tolerance_is_that_of_each_rounding() -> None:
     assert worst(without, right["lse"])["o"] > 1
 
 
+def test_small_weights_lose_what_subnormal_numbers_lose() -> None:
+    """Where the value of the key that outweighs all is 0, an element is of small weights alone.
+
+    They are off by up to 2^-18 where the largest is 2^8; by more in a term that leaves that out.
+    """
+    program, here = term(**ONE), sizes(64, 512, d=128, e=128)
+    arrays = {n: x.astype(float) for n, x in drawn(program, here).items()}
+    arrays["k"][..., 0] = arrays["v"][..., 0] = 0.0
+    arrays["k"][..., 0, :] = np.eye(1, 128)
+    arrays["q"][..., 0] = DTYPES["e4m3"].round(np.linspace(60, 160, 64)).astype(float)
+    scalars = {"scale": 0.13}
+    right = program.operation.reference(arrays, scalars)
+    s = np.einsum("lhgmd,lhnd->lhgmn", arrays["q"], arrays["k"]) * scalars["scale"]
+    weights = np.exp(s - s.max(-1, keepdims=True))
+
+    def worst(factor: float) -> float:
+        p = DTYPES["e4m3"].round(weights * factor).astype(float) / factor
+        o = np.einsum("lhgmn,lhen->lhgme", p, arrays["v"]) / weights.sum(-1, keepdims=True)
+        found = ratio_of(program, arrays, scalars, outputs={"o": o}, reference=right)
+        return float(found["o"].max())
+
+    assert 0.1 < worst(2.0**8) < 0.8
+    assert worst(1.0) > 1.5
+
+
 def test_products_take_half_the_time_and_exponentials_the_same() -> None:
     """So the softmax is what is left: less than twice as fast, and closer to the exponentials."""
     here = sizes(4096, 4096, l=8, h=16, d=128, e=128)

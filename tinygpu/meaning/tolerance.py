@@ -21,8 +21,9 @@ before a sum of which a later sum is made, gains nothing: a term that does so is
 Where sums of products of 8-bit numbers are followed by others of what they made (attention), u is
 that of fp32, and T says what those sums are off by: they have about 13 bits, so each adds 2^-13 of
 S for errors with signs of their own (``Operation.reference``), as a share of the rounding w of 8
-bits.  So 4 w T is the sum of what both roundings do.  Weights are rounded to e4m3 relative to their
-size; what is lost of those below 2^-14 of the largest, at most 2^-18 of it, is not allowed for.
+bits.  So 4 w T is the sum of what both roundings do.  And a weight is rounded relative to its size
+only down to the least normal number: if the largest is 1, and a term makes it 2^8 to use the whole
+range of e4m3, one is off by up to 2^-18, or by all of it.  A term that does not is held to that.
 
 >>> ratio = error_ratio(np.array([1.0, 1.5]), np.ones(2), np.ones(2),
 ...                     depth=4, roundoff=2.0**-24, dtype="f32")
@@ -165,7 +166,7 @@ def between(
             moved = sum((np.abs(x[name] - right[name]) for x in off), start=0.0 * right[name])
         found[name] = np.where(np.isfinite(moved), moved / _STEP, 0.0)
     if coarse := _coarse(operation):
-        noise = operation.reference(inputs, scalars, independent=True)
+        noise = operation.reference(inputs, scalars, independent=(_SHORT, _floor(operation)))
         for name in found:
             found[name] = found[name] + _SHORT / coarse * noise[f"scale of {name}"]
     return found
@@ -180,6 +181,15 @@ def _loose(operation: Operation) -> list[str]:
         for r in operation.reductions
         if r.operator == "add" and r.name not in read and made & {*r.expression.names()}
     ]
+
+
+def _floor(operation: Operation) -> float:
+    """Return what a subnormal number of 8 bits is off by, of the largest power of two."""
+    return max(
+        DTYPES[o.dtype].roundoff * 2.0 ** (_LEAST_EXPONENT[o.dtype] - _LARGEST_EXPONENT[o.dtype])
+        for o in operation.inputs
+        if DTYPES[o.dtype].bytes == 1
+    )
 
 
 def _coarse(operation: Operation) -> float:

@@ -469,7 +469,7 @@ class Operation:
         algebra: Algebra = FLOATS,
         off: Mapping[str, float] = MappingProxyType({}),
         *,
-        independent: bool = False,
+        independent: tuple[float, float] | None = None,
     ) -> dict[str, NDArray[np.float64]]:
         """Compute in float64; returns the outputs and, of each, what errors are relative to.
 
@@ -478,9 +478,10 @@ class Operation:
         |A||B|.  CuPy arrays are computed where they are, and give CuPy arrays.  In an exact algebra
         there are no errors, and S is 0.
         ``off``: sums that are taken off by a multiple of their root sum of squares, by name.
-        ``independent``: S of roundings that have signs of their own: a sum is off by the root of
-        the sum of squares of what its terms are off by; a contraction of K products by that, and by
-        sqrt(K) of the root sum of squares of the products.
+        ``independent``, a unit u and a floor: S of roundings that have signs of their own: a sum is
+        off by the root of the sum of squares of what its terms are off by; a contraction of K
+        products by that, and by sqrt(K) of the root sum of squares of the products.  A factor that
+        is made of earlier reductions is off by the floor, too, or by all of it: u S has that once.
         """
         if self.groups:
             if independent:
@@ -576,7 +577,7 @@ class Operation:
         numbers: Mapping[str, float],
         algebra: Algebra,
         off: Mapping[str, float],
-        independent: bool,
+        independent: tuple[float, float] | None,
     ) -> list[tuple[Any, Any]]:
         """Return a block of each output, and its S.
 
@@ -604,9 +605,16 @@ class Operation:
                 if r.name in off:
                     squares = _contracted([x * x for x, _ in pairs], over, algebra)
                     values[r.name] = values[r.name] + off[r.name] * np.sqrt(squares)
-                if not algebra.exact:
-                    of = _contracted_noise if independent else _contracted_error
-                    errors[r.name] = of(pairs, over)
+                if not algebra.exact and independent:
+                    unit, floor = independent
+                    pairs = [
+                        (x, e + np.minimum(floor, np.abs(x)) / unit)
+                        if errors.keys() & {*factor.names()} else (x, e)
+                        for factor, (x, e) in zip(r.factors, pairs, strict=True)
+                    ]  # fmt: skip
+                    errors[r.name] = _contracted_noise(pairs, over)
+                elif not algebra.exact:
+                    errors[r.name] = _contracted_error(pairs, over)
                 continue
             point, error = at(r.expression)
             rounds = r.operator == "add" and not algebra.exact  # the sum, too

@@ -371,8 +371,8 @@ class TensorInstructions(Arithmetic):
             counted = not differ(math.prod(self._digits.extents(words)), _PAIR * _PAIR)
         if not counted or len(quads) != 1 or {*x.digits} != {*digits, *filter(None, rows)}:
             text = f"wgmma: {x.name} has {' '.join(x.digits)}, and ({' '.join(along)}) counts k"
-            raise error(f"{text}; they have to be a digit, a quad and a pair, of 8 bits four",
-                             "wgmma")  # fmt: skip
+            want = "a digit, a quad and four" if narrow else "a digit, a quad and a pair"
+            raise error(f"{text}; they have to be {want}", "wgmma")
         return words, digits[-1], quads[0]
 
     def _moving(self, steps: Mapping[str, Number]) -> dict[str, Number]:
