@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,9 +18,11 @@ from tests.sample import all_by_turns, some
 from tests.test_attention_window import sizes
 from tinygpu.codegen.emit import emit
 from tinygpu.codegen.kernel.tensor_map import tensor_maps
+from tinygpu.codegen.run.arguments import contract_of
 from tinygpu.codegen.run.assemble import assemble
 from tinygpu.codegen.run.interpretation import COMPLETIONS
 from tinygpu.codegen.run.interpretation import interpret as emulated
+from tinygpu.codegen.runtime.contract import Contract
 from tinygpu.codegen.runtime.maps import TensorMap, mapped_array
 from tinygpu.devices.device import load_device
 from tinygpu.errors import KernelError, OperationError, ProgramError
@@ -198,6 +201,8 @@ def test_keys_are_loaded_in_two_boxes_of_a_map_with_two_dimensions_of_lines() ->
         mapped_array(keys, 0, 1, (3, 2, 206, 128), (2 * 206 * 128, 206 * 128, 128, 1))
     older = ("k", "e4m3", (64, 8), 3, False, False)  # as contracts had it
     assert TensorMap(*older).apart == 0
+    contract = contract_of(program)
+    assert Contract.of(json.loads(json.dumps(contract.tree()))) == contract
 
 
 Change = Callable[[Program], Program]
