@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from tests.hopper_terms import rewritten
 from tests.sample import all_by_turns, some
 from tests.test_attention_window import sizes
+from tinygpu.checker.check import check
+from tinygpu.checker.make import certified
 from tinygpu.codegen.emit import emit
 from tinygpu.codegen.kernel.tensor_map import tensor_maps
 from tinygpu.codegen.run.arguments import contract_of
@@ -42,7 +44,7 @@ from tinygpu.term.expression import value
 from tinygpu.term.machine import Chosen
 from tinygpu.term.machine import Value as Choosable
 from tinygpu.term.operation import Operation, Problem, attention, matmul
-from tinygpu.term.program import Access, Affine, Do, Immediate, Program, Statement
+from tinygpu.term.program import Access, Affine, Do, Immediate, Program, Statement, Wait
 from tinygpu.term.schedule import Schedule
 
 MACHINE, DEVICE = MACHINES["attention"], load_device("h100")
@@ -97,6 +99,22 @@ def test_it_is_legal_and_its_mask_is_covered(point: str, mask: str) -> None:
     found = verdict(program)
     assert found.legal, str(found)
     assert mask_cover(program), str(mask_cover(program))
+
+
+@pytest.mark.parametrize("point", ["fa3", *some(["pair multicast", "zigzag"], 2)])
+def test_its_order_is_certified(point: str) -> None:
+    """Also with scales, whose product is made in registers without a dimension.
+
+    The maker's certificate is accepted; a term that does not wait for its keys has none.
+    """
+    program = term("causal", point, lse=True, scales=True)
+    certificate, _ = certified(program)
+    assert certificate
+    assert check(program, certificate).word == "accepted"
+    hasty = rewritten(
+        program, lambda s: () if isinstance(s, Wait) and s.barrier.name == "k_full" else s
+    )
+    assert certified(hasty)[1].word == "refused"
 
 
 @pytest.mark.parametrize(
