@@ -8,9 +8,10 @@ split keys) and the fastest of 12 configurations of Triton: round robin in new o
 without a pause, in CUDA graphs.  Inputs are normal, in bf16, dense [b, heads, rows, d], the same
 arrays for all, and rotate through as many sets as exceed twice the L2.  In the groups "paged" keys
 and values lie in pages, [pages, keys, heads, d] in a random order, and FlashAttention-3 alone is
-beside, with the same table; the group's number is a page's keys.  Each candidate is right
-before it is timed, and the outputs of its last round are checked, in float64 at ``_ROWS`` queries
-of ``_HEADS`` heads; all of them have to be numbers.
+beside, with the same table; the group's number is a page's keys.  Of e4m3 v is [b, kv heads,
+d, keys], and FlashAttention-3, which gets a copy with rows of d, is the one peer.  Each candidate
+is right before it is timed, and the outputs of its last round are checked, in float64 at ``_ROWS``
+queries of ``_HEADS`` heads; all of them have to be numbers.
 
 An error is what ``reference`` allows at most 1 of.  FLOP are those of visible pairs, 4 d each.  The
 causal mask is aligned at the bottom right: where m and n differ, cuDNN has no such mask here.
@@ -26,7 +27,7 @@ runs in a process of its own under a watchdog: a kernel that hangs costs its cas
                   seconds, and of that what the model had first: ``attention_searched.json``
 
 >>> len(CASES), visible(2, 5, causal=True), visible(5, 2, causal=True)
-(51, 9, 3)
+(55, 9, 3)
 """
 
 from __future__ import annotations
@@ -86,6 +87,7 @@ LIMIT_SECONDS = 300.0
 _ROWS, _HEADS = 96, 3
 _ROUNDS, _COARSE_ROUNDS, _WARM_SECONDS, _BURST_SECONDS = 25, 3, 1.0, 0.02
 _MOST_SETS = 64
+_SHORT = 2.0**-13  # published: DeepSeek-V3, section 3.3 (fp8 wgmma on Hopper)
 
 Array = Any
 """A tensor of PyTorch; tests give NumPy's."""
@@ -103,6 +105,7 @@ class Case:
     n: int
     d: int
     causal: bool
+    dtype: str = "bf16"
     page: int = 0
 
     @property
@@ -110,7 +113,7 @@ class Case:
         """Its name on the command line and in the results."""
         name = f"b{self.b}_h{self.h}x{self.g}_{self.m}x{self.n}_d{self.d}"
         name += f"_page{self.page}" if self.page else ""
-        return name + "_causal" * self.causal
+        return name + "_causal" * self.causal + f"_{self.dtype}" * (self.dtype != "bf16")
 
     @property
     def flops(self) -> int:
@@ -120,8 +123,9 @@ class Case:
 
     @property
     def bytes(self) -> int:
-        """Of q, k, v and o, in 16 bits."""
-        return 4 * self.b * self.h * self.d * (self.g * self.m + self.n)
+        """Of q, k, v and o; o has 16 bits."""
+        each, rows = DTYPES[self.dtype].bytes, self.b * self.h * self.d
+        return rows * ((2 + each) * self.g * self.m + 2 * each * self.n)
 
 
 def visible(m: int, n: int, *, causal: bool) -> int:
@@ -156,6 +160,9 @@ def _cases() -> Iterator[Case]:
             for n in (2048, 8192, 65536):
                 if b < 64 or n < 65536:
                     yield Case(f"paged {page}", b, 8, 8, 1, n, 128, causal=False, page=page)
+    for causal in (False, True):
+        for m in (4096, 8192):
+            yield Case("fp8", 32768 // m, 16, 1, m, m, 128, causal, "e4m3")
 
 
 CASES: tuple[Case, ...] = tuple(_cases())
@@ -165,7 +172,7 @@ CASES: tuple[Case, ...] = tuple(_cases())
 def problem_of(one: Case) -> Problem:
     """Return the problem of a case."""
     operation = importlib.import_module("tinygpu.term.operation").attention(
-        "bf16", mask="causal" if one.causal else "none", pages=one.page
+        one.dtype, mask="causal" if one.causal else "none", pages=one.page
     )
     sizes = {"l": one.b, "h": one.h, "g": one.g, "m": one.m, "n": one.n, "d": one.d, "e": one.d}
     return Problem.of(operation, **sizes)
@@ -203,7 +210,8 @@ def words_of(one: Case) -> tuple[str, ...]:
     sizes |= {"-m": one.m, "-n": one.n, "-d": one.d}
     words = [word for name, size in sizes.items() for word in (name, str(size))]
     words += ["--pages", str(one.page)] if one.page else []
-    return ("attention", *words, *(["--causal"] if one.causal else []))
+    words += ["--causal"] * one.causal + ["--dtype", one.dtype] * (one.dtype != "bf16")
+    return ("attention", *words)
 
 
 def searched(one: Case, seconds: float) -> dict[str, Schedule]:
@@ -234,6 +242,7 @@ class Data:
     """A set of arrays: q and out [b, heads, m, d], k and v [b, kv heads, n, d].
 
     With a ``table`` [b, blocks] k and v are [pages, kv heads, keys of a page, d].
+    Of e4m3 v is [b, kv heads, d, n].
     """
 
     q: Array
@@ -255,13 +264,15 @@ Candidate = Callable[[Data], Enqueue]
 
 
 def reference(
-    q: NDArray[Any], k: NDArray[Any], v: NDArray[Any], shown: NDArray[np.int64]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    q: NDArray[Any], k: NDArray[Any], v: NDArray[Any], shown: NDArray[np.int64],
+    dtype: str = "bf16",
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:  # fmt: skip
     """Return the output in float64 and what error is allowed, of queries that see ``shown`` keys.
 
     Each query [rows, d] sees its first keys of k, v [n, d].  Allowed is 4 times what roundings do:
     of p to bf16 (independent: the norm of p v), of scores of d and sums of n terms in fp32; and
-    1 ulp of the output.
+    1 ulp of the output.  Of e4m3 p is rounded to that, and sums of products have 13 bits, with
+    errors that are independent, too.
     """
     q, k, v = (x.astype(np.float64) for x in (q, k, v))
     (_, d), n = q.shape, len(k)
@@ -270,7 +281,10 @@ def reference(
     p = np.exp(s - s.max(axis=1, keepdims=True, initial=-1e300))
     p /= np.maximum(p.sum(axis=1, keepdims=True), 1e-300)
     wanted = p @ v
-    u, single = DTYPES["bf16"].roundoff, DTYPES["f32"].roundoff
+    u, single = DTYPES[dtype].roundoff, DTYPES["f32"].roundoff
+    if dtype == "e4m3":
+        norm = np.sqrt(q**2 @ (k**2).T / d).max(axis=1, keepdims=True)
+        u = u + _SHORT * (math.sqrt(n) + math.sqrt(d) * norm)
     largest = (np.abs(q) @ np.abs(k).T / math.sqrt(d)).max(axis=1, keepdims=True)
     rounded = u * np.sqrt(p**2 @ v**2)
     summed = single * (math.sqrt(d) * largest + math.sqrt(n) + 8) * (p @ np.abs(v))
@@ -293,8 +307,9 @@ class _Checked:
             reference(
                 _host(data.q[b, head])[self._rows],
                 _host(data.rows(data.k, b, head // one.g)),
-                _host(data.rows(data.v, b, head // one.g)),
+                _by_rows(one, _host(data.rows(data.v, b, head // one.g))),
                 shown,
+                one.dtype,
             )
             for b, head in self._heads
         ]
@@ -308,6 +323,11 @@ class _Checked:
             off = np.abs(_host(output[b, head])[self._rows] - wanted) / allowed
             worst = max(worst, float(off.max()))
         return worst
+
+
+def _by_rows(one: Case, v: Array) -> Array:
+    """Return values [.., n, d], as a view."""
+    return v.swapaxes(-1, -2) if one.dtype == "e4m3" else v
 
 
 def _host(x: Array) -> NDArray[np.float64]:
@@ -435,7 +455,8 @@ def _fa3(one: Case, data: Data) -> Enqueue:
     """FlashAttention-3 of the wheel ``fa3-fwd``; with one query it chooses how keys are split."""
     interface = importlib.import_module("fa3_fwd_interface")
     attend = interface.flash_attn_with_kvcache if one.m == 1 else interface.flash_attn_func
-    q, k, v = (x.transpose(1, 2) for x in (data.q, data.k, data.v))
+    values = _by_rows(one, data.v).contiguous() if one.dtype == "e4m3" else data.v
+    q, k, v = (x.transpose(1, 2) for x in (data.q, data.k, values))
     if data.table is not None:
         lengths = data.table.new_full((one.b,), one.n)
         attend = partial(attend, page_table=data.table, cache_seqlens=lengths)
@@ -469,6 +490,8 @@ def _point(kernel: Any, one: Case, data: Data) -> Enqueue:
 
 def peers_of(one: Case) -> dict[str, Candidate]:
     """Return the peers by name."""
+    if one.dtype == "e4m3":
+        return {"fa3": partial(_fa3, one)}
     found: dict[str, Candidate] = {
         "cudnn": partial(_sdpa, "CUDNN_ATTENTION", one),
         "fa2": partial(_sdpa, "FLASH_ATTENTION", one),
@@ -488,21 +511,23 @@ def _drawn(one: Case) -> list[Data]:
     blocks = one.b * one.n // one.page if one.page else 0
     if one.page:
         shapes[1:] = [(blocks, one.page, one.h, one.d)] * 2
+    kind = torch.float8_e4m3fn if one.dtype == "e4m3" else torch.bfloat16
 
     def draw(shape: tuple[int, ...]) -> Array:
         drawn = torch.randn(shape, generator=random, device="cuda", dtype=torch.float32)
-        return drawn.to(torch.bfloat16)
+        return drawn.to(kind)
 
     found = []
     for seed in range(sets):
         random.manual_seed(seed)
         q, k, v = map(draw, shapes)
+        v = v.transpose(2, 3).contiguous() if one.dtype == "e4m3" else v
+        out = torch.empty_like(q, dtype=torch.bfloat16)
         if not one.page:
-            found.append(Data(q, k, v, torch.empty_like(q)))
+            found.append(Data(q, k, v, out))
             continue
         table = torch.randperm(blocks, generator=random, device="cuda").int().view(one.b, -1)
-        pools = k.transpose(1, 2), v.transpose(1, 2)
-        found.append(Data(q, *pools, torch.empty_like(q), table))
+        found.append(Data(q, k.transpose(1, 2), v.transpose(1, 2), out, table))
     return found
 
 
@@ -558,7 +583,8 @@ def row_of(
         rates = load_device(DEVICE)
         predicted = float(cost(programs[best], problem_of(one).sizes, rates).seconds)
     return {
-        "group": one.group, "case": one.part, "m": one.m, "n": one.n, "k": one.d, "dtype": "bf16",
+        "group": one.group, "case": one.part, "m": one.m, "n": one.n, "k": one.d,
+        "dtype": one.dtype,
         "schedule": {"point": best}, "predicted_seconds": predicted, "seconds": seconds,
         "peer": "cudnn", "peer_seconds": cudnn.get("seconds"), "error": mine.get("error"),
         "b": one.b, "h": one.h, "g": one.g, "d": one.d, "causal": one.causal,

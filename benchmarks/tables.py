@@ -779,7 +779,7 @@ def _attention(table: str = "attention") -> str:
     """Return the cases of attention, each with its fastest point and its peers."""
     path = FOLDER.parent / "h100" / f"{table}.json"
     tree = json.loads(path.read_text(encoding="utf-8"))
-    once = ("decode", "paged")  # of which another table tells
+    once = ("decode", "paged", "fp8")  # of which another table tells
     kept = [r for r in tree["rows"] if r["seconds"] and not r["group"].startswith(once)]
     columns = ("mask", "#b", "#heads", "#queries", "#keys", "#d", "fastest point", "#TFLOP/s",
                "#predicted / measured time", "#of cuDNN", "#of FA3", "#of Triton",
@@ -845,6 +845,28 @@ def _paged() -> str:
             _ratio(row["seconds"], row["points"].get("model's first", row["seconds"])),
         )
         for row in sorted(kept, key=lambda row: (int(row["group"].split()[1]), row["b"], row["n"]))
+    ]  # fmt: skip
+    return f"{_markdown(columns, rows)}\n\n{_run_of_attention('attention_searched', tree, kept)}"
+
+
+def _attention_of_8_bits() -> str:
+    """Return what a search finds for e4m3, beside FlashAttention-3."""
+    path = FOLDER.parent / "h100" / "attention_searched.json"
+    tree = json.loads(path.read_text(encoding="utf-8"))
+    kept = [row for row in tree["rows"] if row["seconds"] and row["group"] == "fp8"]
+    columns = ("mask", "#b", "#heads", "#queries", "#d", "#TFLOP/s", "#FA3's",
+               "#predicted / measured time", "#of FA3", "#model's first, of FA3", "#error",
+               "#FA3's error")  # fmt: skip
+    rows = [
+        (
+            "causal" if row["causal"] else "none", row["b"], row["h"] * row["g"], row["m"],
+            row["d"], f"{row['tflops']:.0f}", f"{row['flops'] / row['fa3_seconds'] * 1e-12:.0f}",
+            _ratio(row["predicted_seconds"], row["seconds"]),
+            _ratio(row["fa3_seconds"], row["seconds"]),
+            _ratio(row["fa3_seconds"], row["points"].get("model's first", row["seconds"])),
+            f"{row['error']:.2f}", f"{row['fa3_error']:.2f}",
+        )
+        for row in sorted(kept, key=lambda row: (row["causal"], row["m"]))
     ]  # fmt: skip
     return f"{_markdown(columns, rows)}\n\n{_run_of_attention('attention_searched', tree, kept)}"
 
@@ -948,6 +970,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "attention searched": lambda: _attention("attention_searched"),
     "attention decode": _decode,
     "attention paged": _paged,
+    "attention fp8": _attention_of_8_bits,
     "attention replay": partial(_attention_replay, each=False),
     "attention replay problems": partial(_attention_replay, each=True),
     "grouped": _grouped,

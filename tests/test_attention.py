@@ -257,7 +257,7 @@ def test_files_and_text_keep_it(operation: Operation) -> None:
         (lambda: attention(mask="block"), "there are none, causal and window:LEFT:RIGHT"),
         (lambda: attention(mask="window:-1:0"), "as window:127:0"),
         (lambda: attention(mask="window:3"), "as window:127:0"),
-        (lambda: attention("e4m3"), "dtype e4m3; there are f16, bf16, f32"),
+        (lambda: attention("e5m2"), "dtype e5m2; there are f16, bf16, f32, e4m3"),
         (lambda: attention("f64"), "dtype f64; there are f16, bf16, f32"),
         (lambda: Problem.of(attention(), l=1, h=1, g=1, m=0, n=1, d=8, e=8), "at least 1"),
         (lambda: Problem.of(attention(), l=1, h=1, m=1, n=1, d=8, e=8), "size g: not given"),

@@ -157,7 +157,7 @@ BAD = {
     f"{ASK} -b 4 --heads 8 -m 9 -n 9 -d 100": "a multiple of 8, as TMA's lines are of 16 B",
     f"{ASK} -b 4 --heads 8 -m 9 -n 9 -d 264": "d is 264; a head dimension is a multiple of 8",
     f"{ASK} -b 4 --heads 8 -m 9 -n 9 -d 64 -e 12": "e is 12; a head dimension is a multiple of 8",
-    f"{ASK} {SIZES} --dtype e4m3": "weights of 8 bits lose the softmax's sum, convert the inputs",
+    f"{ASK} {SIZES} --dtype e5m2": "dtype e5m2; there are f16, bf16, f32, e4m3; convert the inputs",
     f"{ASK} {SIZES} --dtype fp8": "dtype fp8: known are",
     f"{ASK} {SIZES} --dtype f32": "known are bf16, f16",
     f"{ASK} {SIZES} --mask prefix": "there are none, causal and window:LEFT:RIGHT",

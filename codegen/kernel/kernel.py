@@ -6,7 +6,7 @@ a thread stands
 - in a register of its own, a ring of registers at an index that is known;
 - in *paired* kernels, whose warps work together or whose roles have digits of threads: one of 16
   bits in half of a 32-bit register, its neighbour in the other half, as ldmatrix and products take
-  them; one of tf32 in an untyped one;
+  them; four of 8 bits in one; one of tf32 in an untyped one;
 - of a row that tcgen05.ld loads in the registers that ``rules/rows.py`` says, two 16-bit elements
   to one.
 
@@ -168,9 +168,11 @@ class KernelCode:
         return slot, offsets
 
     def holding(self, do: Do) -> str:
-        """Return how registers hold a statement's values: "pair", else ""."""
-        buffers = [a.buffer for a in do.accesses if a.buffer.level == "registers"]
-        return "pair" if self.paired and any(b.type.bytes == 2 for b in buffers) else ""
+        """Return how registers hold a statement's values: "pair", "four", else ""."""
+        held = [a.buffer.type.bytes for a in do.accesses if a.buffer.level == "registers"]
+        if not self.paired:
+            return ""
+        return "four" if 1 in held else "pair" if 2 in held else ""
 
     def each_its_own(self, do: Do) -> None:
         """Raise ProgramError unless each value is in a register of a thread's own."""
@@ -180,17 +182,27 @@ class KernelCode:
     def cells(self, access: Access, values: tuple[int, ...], scope: Scope) -> list[str]:
         """Return the register of each value that a thread has of a register access."""
         buffer = access.buffer
-        if self.paired and buffer.type.bytes == 2:
+        if self.paired and buffer.type.bytes <= 2:
             raise ProgramError(f"{access}: its values stand in pairs; no rule takes one by one")
         slot, offsets = self.places(access, values, scope)
         kind = KINDS[buffer.dtype]
         return [self.cell(buffer.name, int(offset), kind, slot) for offset in offsets]
 
     def words(self, access: Access, values: tuple[int, ...], scope: Scope) -> list[str]:
-        """Return the 32-bit registers of a warp's matrix, a pair or one value in each."""
+        """Return the 32-bit registers of a warp's matrix: four values, a pair or one in each.
+
+        Raises ProgramError where four values of 8 bits that follow one another are no neighbours.
+        """
         if access.buffer.type.bytes == 2:
             return self.pairs(access, values, scope)
-        return self.cells(access, values, scope)
+        if access.buffer.type.bytes != 1:
+            return self.cells(access, values, scope)
+        slot, offsets = self.places(access, values, scope)
+        fours = offsets.reshape(-1, 4) if len(offsets) % 4 == 0 else offsets[:, None]
+        first = fours[:, 0]
+        if (first % 4).any() or (fours != first[:, None] + np.arange(4)).any():
+            raise ProgramError(f"{access}: its values are no fours; count neighbours first")
+        return [self.cell(access.buffer.name, int(at) // 4, "b32", slot) for at in first]
 
     def pairs(self, access: Access, values: tuple[int, ...], scope: Scope) -> list[str]:
         """Return the register of each two neighbouring values of a register access.

@@ -5,6 +5,7 @@ of its last value mode (the slabs), each of (contiguous extent) x (lines), or se
 where a box has not so many lines.  Box, swizzle and array make a tensor map, which
 ``runtime/maps.py`` encodes and the kernel takes as a parameter.  A load that leaves out lines has a
 second map, for the last lines (``trimming.py``); a store that ends at a tile value a ragged one.
+Where lines of a box lie apart in the array, those of the map are two dimensions.
 
 >>> from tinygpu.term.machine import Chosen
 >>> from tinygpu.machines.hopper import STARTS, Hopper
@@ -23,9 +24,11 @@ Source: CUDA Driver API, "Tensor Map Object Management" (cuTensorMapEncodeTiled)
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tinygpu.codegen.runtime.maps import TensorMap
 from tinygpu.errors import ProgramError
-from tinygpu.term.digits import box_lines
+from tinygpu.term.digits import box_lines, lines_apart, neighbours
 from tinygpu.term.program import Access, Do, Program, walk
 
 __all__ = ["TensorMap", "ragged_line", "tensor_map_of", "tensor_maps"]
@@ -36,6 +39,8 @@ def tensor_map_of(do: Do) -> TensorMap:
     (source,) = do.reads
     assert isinstance(source, Access)
     gmem, smem = (source, do.write) if source.buffer.level == "gmem" else (do.write, source)
+    if neighbours(do):
+        return _with_apart(do, gmem, smem)
     extents = [int(v) for v in do.values[:2]]
     extents[1:] = [int(box_lines(do)) for _ in extents[1:]]
     for access in (gmem, smem):
@@ -61,6 +66,29 @@ def tensor_map_of(do: Do) -> TensorMap:
     return TensorMap(
         gmem.buffer.name, gmem.buffer.dtype, tuple(box[::-1]), bits, ragged=ragged_line(gmem) != ""
     )
+
+
+def _with_apart(do: Do, gmem: Access, smem: Access) -> TensorMap:
+    """Return the map of a load whose lines lie apart: that of its neighbours, a dimension more."""
+    step, near, far = int(lines_apart(do, gmem)), int(neighbours(do)), int(do.values[1])
+    along, *_ = (d for d, s in enumerate(gmem.value[3]) if s)
+    wrong = far != int(box_lines(do)) or do.trimmed or along != len(gmem.value[3]) - 2
+    wrong |= any(s != step * n for s, n in zip(gmem.value[1], gmem.value[3], strict=True))
+    pitch = [sum(int(s) * int(p) for s, p in zip(way, smem.buffer.stride, strict=True))
+             for way in smem.value]  # fmt: skip
+    wrong |= pitch[1] != near * pitch[3]
+    if wrong:
+        raise ProgramError(f"{do}: lines of one box lie at equal steps along the last dimension "
+                           "but one, neighbours packed beside one another")  # fmt: skip
+    neighbour = replace(
+        do,
+        values=(do.values[0], near, do.values[2]),
+        write=replace(smem, value=tuple(smem.value[i] for i in (0, 3, 2))),
+        reads=(replace(gmem, value=tuple(gmem.value[i] for i in (0, 3, 2))),),
+    )
+    plain = tensor_map_of(neighbour)
+    inner, lines, *others = plain.box
+    return plain._replace(box=(inner, lines, far, *others), apart=step)
 
 
 def ragged_line(gmem: Access) -> str:

@@ -133,7 +133,7 @@ def _arithmetic(do: Do) -> str:
 
 
 def cvt(kernel: KernelCode, do: Do, scope: Scope) -> None:
-    """cvt: a thread's own values, or two that stand in a register."""
+    """cvt: a thread's own values, or two, or four, that stand in a register."""
     (_packed if kernel.holding(do) else _each)(kernel, do, scope)
 
 
@@ -143,6 +143,8 @@ def _each(kernel: KernelCode, do: Do, scope: Scope) -> None:
     assert isinstance(source, Access)
     text = kernel.text
     narrow, wide = source.buffer.dtype, do.write.buffer.dtype
+    if wide not in _WIDTH:
+        raise ProgramError(f"{do}: values of 8 bits stand in fours, where warps work together")
     for target, here in kernel.operands(do, scope):
         at, now = here, narrow
         if now == "bf16":
@@ -166,7 +168,10 @@ _WIDTH = {"f16": 2, "bf16": 2, "f32": 4, "f64": 8}
 
 
 def _packed(kernel: KernelCode, do: Do, scope: Scope) -> None:
-    """cvt.rn.bf16x2.f32, cvt.rn.f16x2.f32: two values to one register; or halves to f32."""
+    """cvt.rn.bf16x2.f32, cvt.rn.f16x2.f32: two values to one register; or halves to f32.
+
+    cvt.rn.satfinite.e4m3x2.f32 makes half of a register, with two values.
+    """
     (source,) = do.reads
     assert isinstance(source, Access)
     before, after = source.buffer.dtype, do.write.buffer.dtype
@@ -175,6 +180,13 @@ def _packed(kernel: KernelCode, do: Do, scope: Scope) -> None:
         case "f32", "f16" | "bf16":
             for i, target in enumerate(result):
                 kernel.text.emit(f"cvt.rn.{after}x2.f32 {target}, {held[2 * i + 1]}, {held[2 * i]}")
+        case "f32", "e4m3":
+            for i, target in enumerate(result):
+                low, high = (kernel.text.register("b16") for _ in range(2))
+                for half, at in ((low, 4 * i), (high, 4 * i + 2)):
+                    two = f"{held[at + 1]}, {held[at]}"
+                    kernel.text.emit(f"cvt.rn.satfinite.e4m3x2.f32 {half}, {two}")
+                kernel.text.emit(f"mov.b32 {target}, {{{low}, {high}}}")
         case "f16" | "bf16", "f32":
             for target, half in zip(result, kernel.halves(source, do.values, scope), strict=True):
                 if before == "f16":
@@ -182,7 +194,8 @@ def _packed(kernel: KernelCode, do: Do, scope: Scope) -> None:
                 else:
                     kernel.text.emit(f"mov.b32 {target}, {{{kernel.zero16()}, {half}}}")
         case _:
-            raise ProgramError(f"{do}: values in pairs are converted between f32 and f16 or bf16")
+            raise ProgramError(f"{do}: values in pairs are converted between f32 and f16 or bf16, "
+                               "values in fours from f32 to e4m3")  # fmt: skip
 
 
 def shfl(kernel: KernelCode, do: Do, scope: Scope) -> None:

@@ -9,6 +9,8 @@ Source: PTX ISA 9: "Matrix Descriptor Format" (wgmma), "Shared Memory Descriptor
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from tinygpu.codegen.kernel.kernel import KernelCode
@@ -17,12 +19,12 @@ from tinygpu.codegen.kernel.scope import Scope, value_coordinates
 from tinygpu.errors import ProgramError
 from tinygpu.term.program import Access, Affine, Do
 
-__all__ = ["TCGEN05_128B", "WGMMA_128B", "adds", "descriptor", "moved", "offset", "smem_stage"]
+__all__ = ["TCGEN05_FORMS", "WGMMA_FORMS", "adds", "descriptor", "moved", "offset", "smem_stage"]
 
-_ATOM_BYTES = 1024  # spec: eight rows of 128 B, the period of the widest swizzle
-WGMMA_128B = 1 << 62
-TCGEN05_128B = 1 << 46 | 2 << 61
-"""What a descriptor says of the format: rows of 128 B, swizzled as wide."""
+_ROWS = 8  # spec: of an atom, the period of a swizzle
+WGMMA_FORMS = {128: 1 << 62, 64: 2 << 62, 32: 3 << 62}
+TCGEN05_FORMS = {128: 1 << 46 | 2 << 61}
+"""What a descriptor says of the format, by the bytes of a row: swizzled as wide."""
 
 
 def smem_stage(kernel: KernelCode, access: Access, scope: Scope) -> Number:
@@ -49,43 +51,60 @@ def offset(kernel: KernelCode, access: Access, scope: Scope) -> Number:
     return text.add(total, known)
 
 
-def _major(do: Do, access: Access, rows: int) -> bool:
+def _row_bytes(access: Access) -> int:
+    """Return the bytes of a row of a slab; 0 of what lies in none."""
+    _, row, *slabs = (*access.buffer.shape, 0)
+    return int(row) * access.buffer.type.bytes if len(slabs) == 2 else 0
+
+
+def _major(do: Do, access: Access, rows: int, forms: Mapping[int, int]) -> bool:
     """Return whether an operand lies along k; check that its descriptor describes it.
 
-    The canonical layouts: rows of 128 B, 128B-swizzled, in slabs.  Along k, eight rows (an atom)
-    follow one another; along m or n, a slab has a row for each k.
+    The canonical layouts: rows as long as their swizzle, in slabs.  Along k, eight rows (an atom)
+    follow one another; along m or n, a slab has a row of 128 B for each k.
     """
     buffer, width = access.buffer, access.buffer.type.bytes
-    inner = 128 // width
-    want = ((inner, 1, int(buffer.shape[0]) * inner), (3, (16 // width).bit_length() - 1, 3))
+    row = _row_bytes(access)
+    inner, bits = row // width, (row // 16).bit_length() - 1
+    want = ((inner, 1, int(buffer.shape[0]) * inner), (bits, (16 // width).bit_length() - 1, 3))
     got = (tuple(map(int, buffer.stride)), tuple(map(int, buffer.swizzle)))
-    if got != want or buffer.stage_bytes % _ATOM_BYTES:
-        raise ProgramError(f"{do}: {buffer} is no tile of 128 B rows that tensor cores can read")
+    if got != want or row not in forms or buffer.stage_bytes % (_ROWS * row):
+        rows_of = " or ".join(map(str, forms))
+        raise ProgramError(
+            f"{do}: {buffer} is no tile of {rows_of} B rows that tensor cores can read"
+        )
     along_k = tuple(map(int, access.value[0]))
     by_k = along_k == (0, 1, 0)
-    if not by_k and along_k != (1, 0, 0):
+    if not by_k and (along_k != (1, 0, 0) or row != 128):
         raise ProgramError(f"{do}: {buffer.name}: k has to run along a row or from row to row")
     modes = zip(do.values[1:], access.value[1:], strict=True)
     values = (1, *(int(extent) if any(steps) else 1 for extent, steps in modes))
-    row = np.arange(rows)
-    zero = np.zeros_like(row)
-    places = (row, zero, zero) if by_k else (zero, row % inner, row // inner)
+    line = np.arange(rows)
+    zero = np.zeros_like(line)
+    places = (line, zero, zero) if by_k else (zero, line % inner, line // inner)
     if not np.array_equal(value_coordinates(access, values), np.stack(places, axis=-1)):
         raise ProgramError(f"{do}: {buffer.name}: its rows have to be {rows} neighbours")
     return by_k
 
 
 def descriptor(
-    kernel: KernelCode, do: Do, access: Access, rows: int, scope: Scope, *, form: int
+    kernel: KernelCode,
+    do: Do,
+    access: Access,
+    rows: int,
+    scope: Scope,
+    *,
+    forms: Mapping[int, int],
 ) -> tuple[str, int, bool]:
     """Return a descriptor's base register, the bytes to add, and whether k is contiguous.
 
-    ``form`` is one of the formats above.  Raises ProgramError for what no descriptor can say.
+    ``forms`` are one of the formats above.  Raises ProgramError for what no descriptor can say.
     """
     text, buffer = kernel.text, access.buffer
-    by_k = _major(do, access, rows)
+    by_k = _major(do, access, rows, forms)
     leading = 1 if by_k else int(buffer.stride[2]) * buffer.type.bytes >> 4
-    fixed = form | (_ATOM_BYTES >> 4) << 32 | leading << 16
+    row = _row_bytes(access)
+    fixed = forms[row] | (_ROWS * row >> 4) << 32 | leading << 16
     moving = [scope.split(o) for o in access.origin] if access.origin else []
     known = sum(
         here * int(s) * buffer.type.bytes

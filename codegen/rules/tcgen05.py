@@ -29,7 +29,7 @@ from tinygpu.codegen.kernel.kernel import KernelCode
 from tinygpu.codegen.kernel.ptx import Scalar as Number
 from tinygpu.codegen.kernel.scope import Scope, value_coordinates
 from tinygpu.codegen.kernel.smem import TMEM_SLOT
-from tinygpu.codegen.rules.descriptors import TCGEN05_128B, adds, descriptor, moved
+from tinygpu.codegen.rules.descriptors import TCGEN05_FORMS, adds, descriptor, moved
 from tinygpu.errors import ProgramError
 from tinygpu.term.program import Access, Affine, Do, Program, walk
 from tinygpu.term.statement import Arrive
@@ -132,9 +132,9 @@ def mma(kernel: KernelCode, do: Do, scope: Scope) -> None:
     if from_tmem:
         a, left_by_k = _first_input(kernel, do, x, scope), True
     else:
-        left, left_known, left_by_k = descriptor(kernel, do, x, rows, scope, form=TCGEN05_128B)
+        left, left_known, left_by_k = descriptor(kernel, do, x, rows, scope, forms=TCGEN05_FORMS)
         a = moved(kernel, left, left_known)
-    right, right_known, right_by_k = descriptor(kernel, do, y, half, scope, form=TCGEN05_128B)
+    right, right_known, right_by_k = descriptor(kernel, do, y, half, scope, forms=TCGEN05_FORMS)
     b = moved(kernel, right, right_known)
     if x.buffer.type.bytes != 2 and not (left_by_k and right_by_k):
         raise ProgramError(f"{do}: inputs of 8 or 32 bits are read along k")
@@ -178,7 +178,7 @@ def copy(kernel: KernelCode, do: Do, scope: Scope) -> None:
     one = replace(do, values=do.values[:2], reads=(replace(source, value=source.value[:2]),))
     tile = one.reads[0]
     assert isinstance(tile, Access)
-    base, known, by_k = descriptor(kernel, one, tile, LANES, scope, form=TCGEN05_128B)
+    base, known, by_k = descriptor(kernel, one, tile, LANES, scope, forms=TCGEN05_FORMS)
     if not by_k:
         raise ProgramError(f"{do}: it copies tiles that lie along k")
     strides = np.array(source.buffer.stride, np.int64)

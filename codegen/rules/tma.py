@@ -15,7 +15,7 @@ from tinygpu.codegen.kernel.tensor_map import ragged_line, tensor_map_of
 from tinygpu.codegen.kernel.trimming import trimmed_map
 from tinygpu.codegen.rules.descriptors import offset, smem_stage
 from tinygpu.errors import ProgramError
-from tinygpu.term.digits import box_lines
+from tinygpu.term.digits import box_lines, lines_apart, neighbours
 from tinygpu.term.pages import Pages
 from tinygpu.term.program import Access, Affine, Do, Statement, each
 
@@ -35,8 +35,8 @@ def bulk_tensor(
     assert isinstance(read, Access)
     loads = read.buffer.level == "gmem"
     gmem, smem = (read, do.write) if loads else (do.write, read)
-    if loads != (do.signal is not None) or len(do.values) > 3:
-        raise ProgramError(f"{do}: a load of up to three value modes signals a barrier, no store")
+    if loads != (do.signal is not None) or len(do.values) > 3 + loads:
+        raise ProgramError(f"{do}: a load of up to four value modes signals a barrier, no store")
     text, lines = kernel.text, int(box_lines(do))
     high = int(do.values[1]) // lines
     if do.trimmed:
@@ -54,7 +54,11 @@ def bulk_tensor(
         strides = map(int, smem.buffer.stride)
         far = sum(m * s for m, s in zip(moved, strides, strict=True)) * smem.buffer.type.bytes
         at = text.add(text.add("%smem", base), far)
-        place = _coordinates(kernel, gmem, _moved(gmem, slab, lines * box), lines, scope)
+        beyond = _moved(gmem, slab, lines * box)
+        if neighbours(do):
+            place = _apart(kernel, do, gmem, beyond, scope)
+        else:
+            place = _coordinates(kernel, gmem, beyond, lines, scope)
         where = f"{name}, {{{', '.join(map(str, place))}}}"
         copy = f"{'cp' if loads else store}.async.bulk.tensor.{len(place)}d"
         if not loads:
@@ -138,6 +142,28 @@ def look_up(kernel: KernelCode, body: tuple[Statement, ...], scope: Scope) -> No
                 lines = int(box_lines(statement))
                 for box in range(int(statement.values[1]) // lines):
                     _coordinates(kernel, read, _moved(read, 0, lines * box), lines, scope)
+
+
+def _apart(
+    kernel: KernelCode, do: Do, gmem: Access, beyond: list[int], scope: Scope
+) -> list[Scalar]:
+    """Return the coordinates of a box whose lines lie apart: of lines two, neighbours and steps.
+
+    A line is known but for whole steps.  Raises ProgramError where it is not.
+    """
+    step = int(lines_apart(do, gmem))
+    order = [*reversed([*zip(gmem.origin, beyond, strict=True)])]
+    column, *others = (_coordinate(kernel, o, b, scope) for o, b in (order[0], *order[2:]))
+    origin, more = order[1]
+    known, terms = scope.split(origin)
+    far, near = divmod(known + more, step)
+    steps = [(name, c // step) for name, c in terms if isinstance(c, int) and c % step == 0]
+    if len(steps) < len(terms) or near + int(neighbours(do)) > step:
+        raise ProgramError(f"{do}: its lines begin at {origin}, and lie {step} apart; let boxes "
+                           "begin at whole steps")  # fmt: skip
+    key = ("tma", tuple(steps), far)
+    line = kernel.text.once(key, lambda: kernel.addresses.sum(tuple(steps), scope, far))
+    return [column, near, line, *others]
 
 
 def _coordinate(kernel: KernelCode, origin: Affine, beyond: int, scope: Scope) -> Scalar:

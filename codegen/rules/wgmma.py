@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from tinygpu.codegen.kernel.kernel import KernelCode
 from tinygpu.codegen.kernel.scope import Scope
-from tinygpu.codegen.rules.descriptors import WGMMA_128B, adds, descriptor, moved
+from tinygpu.codegen.rules.descriptors import WGMMA_FORMS, adds, descriptor, moved
 from tinygpu.errors import ProgramError
 from tinygpu.term.digits import depth_modes, held_factor, layout_faults, product_of
 from tinygpu.term.program import Access, Do
@@ -39,13 +39,14 @@ def mma_async(kernel: KernelCode, do: Do, scope: Scope) -> None:
     left, y = tile.reads[:2]
     assert isinstance(left, Access)
     assert isinstance(y, Access)
-    right, right_known, right_by_k = descriptor(kernel, tile, y, columns, scope, form=WGMMA_128B)
+    right, right_known, right_by_k = descriptor(kernel, tile, y, columns, scope, forms=WGMMA_FORMS)
     left_by_k = True
     if held:
-        pairs = replace(held, value=tuple(held.value[i] for i in (0, deep + 1, deep - 1)))
-        a = f"{{{', '.join(kernel.pairs(pairs, (2, 2, 2), scope))}}}"
+        modes = (*range(deep - 2), deep + 1, deep - 1)  # word, half, deep
+        words = replace(held, value=tuple(held.value[i] for i in modes))
+        a = f"{{{', '.join(kernel.words(words, (2,) * len(modes), scope))}}}"
     else:
-        base, known, left_by_k = descriptor(kernel, tile, left, rows, scope, form=WGMMA_128B)
+        base, known, left_by_k = descriptor(kernel, tile, left, rows, scope, forms=WGMMA_FORMS)
         a = moved(kernel, base, known)
     b, more = moved(kernel, right, right_known), adds(kernel, do, scope)
     if kind not in _TYPES or (width == 1 and not (left_by_k and right_by_k)):

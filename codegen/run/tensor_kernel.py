@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tinygpu.codegen.rules.descriptors import WGMMA_128B
+from tinygpu.codegen.rules.descriptors import WGMMA_FORMS
 from tinygpu.codegen.run.microkernel import Microkernel
 
 __all__ = ["BULK_BYTES", "TENSOR_KERNELS", "WGMMA_COLUMNS", "bulk_kernel"]
@@ -71,7 +71,7 @@ def _wgmma(columns: int) -> Microkernel:
     """Multiply rows of each of two warpgroups by their common columns; 256 products make a sum."""
     threads, iterations, stage = 256, 64, 2 * 64 * 128 + columns * 128
     sums = ", ".join(f"%d{i}" for i in range(columns // 2))
-    form = WGMMA_128B | (1024 >> 4) << 32 | 1 << 16
+    form = WGMMA_FORMS[128] | (1024 >> 4) << 32 | 1 << 16
     at = [s * stage + k * 32 >> 4 for s in range(_STAGES) for k in range(_SLICES)]
     products = [
         f"wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.bf16.bf16 "

@@ -36,7 +36,8 @@ class TensorMap(NamedTuple):
 
     The dimensions that a box does not move along, as a batch's, are 1 in it.  ``rest``: the box has
     only the lines that are left of the array where whole boxes of so many lines end.  ``ragged``: a
-    box ends at any line (see ``mapped_array``).
+    box ends at any line (see ``mapped_array``).  ``apart``: lines are two dimensions, of so many
+    neighbours and of every one that lies so far apart; 0: they are one.
     """
 
     buffer: str
@@ -45,11 +46,13 @@ class TensorMap(NamedTuple):
     swizzle: int
     rest: bool = False
     ragged: bool = False
+    apart: int = 0
 
     def __str__(self) -> str:
         box = " x ".join(map(str, self.box))
         what = "the rest of boxes" if self.rest else "ragged boxes" if self.ragged else "boxes"
-        return f"{self.buffer}: {what} of {box}, {_SWIZZLES[self.swizzle]} swizzle"
+        lie = f", lines {self.apart} apart" if self.apart else ""
+        return f"{self.buffer}: {what} of {box}{lie}, {_SWIZZLES[self.swizzle]} swizzle"
 
 
 def pitches_bytes(width: int, shape: Sequence[int], strides_bytes: Sequence[int]) -> list[int]:
@@ -99,11 +102,29 @@ def mapped_array(
     >>> mapped_array(rest._replace(rest=False, ragged=True), 2**40, 2, (300, 64), (128, 2))
     MappedArray(address=1099511611392, lengths=(64, 128, 301), pitches=(128, 128), box=(64, 128, 1))
 
+    Of a map whose lines lie ``apart`` they are two dimensions: one of neighbours, one of steps.
+
+    >>> split = TensorMap("k", "e4m3", (128, 2, 32), 3, apart=4)
+    >>> mapped_array(split, 0, 1, (256, 128), (128, 1))
+    MappedArray(address=0, lengths=(128, 4, 64), pitches=(128, 512), box=(128, 2, 32))
+
+    Raises KernelError where they are no whole number of steps.
+
     Source: Triton, "ragged TMA", for two dimensions of one pitch.
     """
     lengths = tuple(int(s) for s in reversed(shape))
     pitches = tuple(pitches_bytes(width, shape, strides_bytes))
     inner, lines, *others = tensor_map.box
+    if step := tensor_map.apart:
+        first, many, *more = lengths
+        near, *further = pitches
+        if many % step:
+            raise KernelError(
+                f"{tensor_map.buffer}: {many} lines, loaded {step} at a time; pad them to a "
+                f"multiple of {step}"
+            )
+        lengths, pitches = (first, step, many // step, *more), (near, step * near, *further)
+        return MappedArray(address, lengths, pitches, tensor_map.box)
     if tensor_map.ragged:
         first, many, *more = lengths
         apart, *further = pitches

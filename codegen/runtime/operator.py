@@ -4,10 +4,11 @@ An operator computes on CUDA tensors, without a gradient, and works under ``torc
 learns the output's shape from a *fake*: the same function on tensors without memory.
 
 Attention takes q [b, heads, m, d], k [b, kv heads, n, d] and v [b, kv heads, n, e], as PyTorch's
-``scaled_dot_product_attention``.  Views are enough: a tensor [b, s, heads, d] is transposed and not
-copied, and the output lies in memory as q does.  With lse [b, heads, m] it returns (o, lse).  In
-pages k is [pages, kv heads, keys of one, d] and v alike, and the table [b, blocks] follows; then
-the lengths [b], if the kernel takes them.
+``scaled_dot_product_attention``; of e4m3 v [b, kv heads, e, n], and scales [b, kv heads] follow.
+Views are enough: a tensor [b, s, heads, d] is transposed and not copied, and the output lies in
+memory as q does.  With lse [b, heads, m] it returns (o, lse).  In pages k is [pages, kv heads, keys
+of one, d] and v alike, and the table [b, blocks] follows; then the lengths [b], if the kernel takes
+them.
 
 Source: PyTorch, "Custom Operators".
 """
@@ -37,8 +38,8 @@ def torch_operator(name: str, run: Callable[..., Any], contract: Contract) -> An
     call, fake = run, _fake(inputs, outputs)
     if contract.operation == "attention":
         given = [f"float? {scalar}=None" for scalar in contract.scalars]
-        call = _attending(run, outputs, scaled="scale" in contract.scalars)
-        fake = _attended(outputs)
+        call = _attending(run, inputs, outputs, scaled="scale" in contract.scalars)
+        fake = _attended(inputs, outputs)
     named = [f"Tensor {argument.name}" for argument in inputs]
     made = "Tensor" if contract.outputs == 1 else f"({', '.join(['Tensor'] * contract.outputs)})"
     torch.library.define(name, f"({', '.join([*named, *['*'] * bool(given), *given])}) -> {made}")
@@ -70,9 +71,12 @@ def _joined(outputs: Sequence[Any]) -> Any:
     return tuple(outputs) if outputs[1:] else outputs[0]
 
 
-def _attended(outputs: Sequence[Argument]) -> Callable[..., Any]:
+def _attended(inputs: Sequence[Argument], outputs: Sequence[Argument]) -> Callable[..., Any]:
     """Return what makes new outputs; heads and queries of the first lie as those of q do."""
     import torch
+
+    kinds = [getattr(torch, TORCH_TYPES[o.dtype]) for o in outputs]
+    wide = inputs[2].axes.index("e")
 
     def fake(q: Any, k: Any, v: Any, *_: Any, scale: float | None = None) -> Any:
         for name, tensor in (("q", q), ("k", k), ("v", v)):
@@ -88,20 +92,22 @@ def _attended(outputs: Sequence[Argument]) -> Callable[..., Any]:
                 "heads: give [b, heads, rows, d], of [b, rows, heads, d] the transpose(1, 2)"
             )
         if q.stride(1) < q.stride(2):
-            first = q.new_empty((batch, m, heads, v.shape[3])).transpose(1, 2)
+            shape = (batch, m, heads, v.shape[wide])
+            first = q.new_empty(shape, dtype=kinds[0]).transpose(1, 2)
         else:
-            first = q.new_empty((batch, heads, m, v.shape[3]))
-        rest = [q.new_empty((batch, heads, m), dtype=torch.float32) for _ in outputs[1:]]
+            first = q.new_empty((batch, heads, m, v.shape[wide]), dtype=kinds[0])
+        rest = [q.new_empty((batch, heads, m), dtype=kind) for kind in kinds[1:]]
         return _joined([first, *rest])
 
     return fake
 
 
 def _attending(
-    run: Callable[..., Any], outputs: Sequence[Argument], *, scaled: bool
-) -> Callable[..., Any]:
+    run: Callable[..., Any], inputs: Sequence[Argument], outputs: Sequence[Argument], *,
+    scaled: bool,
+) -> Callable[..., Any]:  # fmt: skip
     """Return attention of tensors with all heads in one dimension."""
-    attended = _attended(outputs)
+    attended = _attended(inputs, outputs)
 
     def attend(q: Any, k: Any, v: Any, *more: Any, scale: float | None = None) -> Any:
         found = attended(q, k, v)

@@ -723,13 +723,14 @@ class _Accountant:
     def arithmetic(self, do: Do) -> Event:
         """Return a copy's arithmetic on its registers: the instructions of all of its warps.
 
-        A comparison or maximum is integer work; one instruction makes two conversions to 16 bits.
+        A comparison or maximum is integer work; one instruction makes two conversions to 16 bits,
+        or to 8.
         """
         one = self.threads(do, ())
         each = dict(one.each)
         if do.instruction.unit == "alu" and do.variant:  # mov has none
             each["int"] = each.get("int", 0.0) + WARP / self.device.int_per_cycle_per_sm
-        if do.instruction.unit == "cvt" and do.write.buffer.type.bytes == 2:
+        if do.instruction.unit == "cvt" and do.write.buffer.type.bytes <= 2:
             each = {unit: cycles / 2 for unit, cycles in each.items()}
         many = math.prod(
             n for n, moves in zip(do.values, do.write.value, strict=True) if any(moves)

@@ -60,7 +60,7 @@ def box(
         places = [t[:, None] + v[None, :] for t, v in zip(by_thread, by_value, strict=True)]
     low = tuple(int(p.min()) for p in places)
     high = tuple(int(p.max()) for p in places)
-    flat = np.zeros(np.broadcast_shapes(*(p.shape for p in places)), np.int64)
+    flat = np.zeros(np.broadcast_shapes((1, 1), *(p.shape for p in places)), np.int64)
     for p, least, weight in zip(places, low, weights(shape), strict=True):
         flat = flat + (p - least) * weight
     filled = np.zeros(int(flat.max()) + 1, np.uint8)

@@ -81,7 +81,10 @@ TABLE: Mapping[str, Entry] = {
     "fma": Entry(_R, _R, types=_same("f32", "f64"), makes="applied"),
     "alu": Entry(_R, _R, types=_same("f32", "f64"), makes="applied"),
     "mufu": Entry(_R, _R, types=_same("f32"), makes="applied"),
-    "cvt": Entry(_R, _R, types=tuple((a, b) for a in _FLOATS for b in _FLOATS), makes="moved"),
+    "cvt": Entry(
+        _R, _R, types=(*((a, b) for a in _FLOATS for b in _FLOATS), ("f32", "e4m3")),
+        makes="moved",
+    ),
     "mov": Entry((), _R, makes="moved"),
     "shfl.sync": Entry(_R, _R, types=_same("f32", "tf32")),
     "ldmatrix": Entry(_S, _R, issuer="warp", makes="moved"),

@@ -55,7 +55,7 @@ _TAKES: Mapping[str, tuple[str, ...]] = {
     "rmsnorm": ("dtype",),
     "rmsnorm_matmul": ("dtype", "layout", "out_dtype"),
     "softmax": ("dtype",),
-    "attention": ("dtype", "causal", "mask", "window", "lse", "pages", "lengths"),
+    "attention": ("dtype", "causal", "mask", "window", "lse", "pages", "lengths", "scales"),
 }
 
 
@@ -80,7 +80,7 @@ class Asked:
     ] = ""
     scale: Annotated[bool, typer.Option("--scale", help="c = alpha a b + beta d.")] = False
     scales: Annotated[
-        bool, typer.Option("--scales", help=r"Times scale_a\[m] scale_b\[n], as of e4m3 by rows.")
+        bool, typer.Option("--scales", help=r"Times scale_a\[m] scale_b\[n], as of e4m3; of heads.")
     ] = False
     causal: Annotated[bool, typer.Option("--causal", help="Of attention: --mask causal.")] = False
     mask: Annotated[str, typer.Option(help="Of attention: none, causal or window:LEFT:RIGHT.")] = ""
@@ -186,7 +186,8 @@ def operation_of(asked: Asked, machine: str = "") -> Operation:
                 raise OperationError(f"{one}: {other} is another; give one of them")
             mask = next(iter(said.values()), "none")
             more: dict[str, Any] = {"pages": asked.pages, "lengths": asked.lengths}
-            return attention(asked.dtype or "bf16", mask=mask, lse=asked.lse, **more)
+            more |= {"lse": asked.lse, "scales": asked.scales}
+            return attention(asked.dtype or "bf16", mask=mask, **more)
     return OPERATIONS[name](dtype)
 
 

@@ -20,7 +20,7 @@ FAMILY: tuple[Instruction, ...] = (
                 types=same("f32", "f64")),
     Instruction("mufu", _REGISTERS, _REGISTERS, "sfu", variants=_SPECIAL, types=same("f32")),
     Instruction("cvt", _REGISTERS, _REGISTERS, "cvt",
-                types=tuple((a, b) for a in _FLOATS for b in _FLOATS)),
+                types=(*((a, b) for a in _FLOATS for b in _FLOATS), ("f32", "e4m3"))),
     Instruction("mov", (), _REGISTERS, "alu"),
     Instruction("shfl.sync", _REGISTERS, _REGISTERS, "shuffle", types=same("f32", "tf32")),
 )  # fmt: skip

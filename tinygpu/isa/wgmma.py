@@ -5,9 +5,11 @@ count (quad, octet, warp), each holds the sums of (pair, half, groups of 8 colum
 
     row     16 warp + 8 half + octet          column  8 group + 2 quad + pair
 
-A of 16 bits may lie in registers.  Thread ``lane`` of each four then holds, for its rows, the steps
-of k that (word, lane, deep) count: k = 8 deep + 2 lane + word.  So the sums of one product, rounded
-to 16 bits, are A of the next, where a group of 8 columns is half of 16 steps of k.
+A of 16 or 8 bits may lie in registers.  Thread ``lane`` of each four then holds, for its rows, the
+steps of k that (word, lane, deep) count: k = 8 deep + 2 lane + word, of 8 bits k = 16 deep + 4 lane
++ word.  So the sums of one product, rounded to 16 bits, are A of the next, where a group of 8
+columns is half of 16 steps of k.  Of 8 bits the four of a word are two pairs of two groups: the
+columns 8 (2 deep + duo) + 2 quad + pair are the steps 16 deep + 4 quad + 2 duo + pair.
 
 >>> held = np.arange(8.0 * 128).reshape(8, 128, 1)
 >>> matrix = rows_of(held)
@@ -49,17 +51,18 @@ def rows_of(held: Floats) -> Floats:
     """Return A, (instances, rows, steps of k), of what threads hold: (values, threads, instances).
 
     A thread's values count word, deep, half; rows count half, octet, warp, as sums' digits do.
-    Raises ProgramError for other values.
+    A word counts 2 of 16 bits, 4 of 8.  Raises ProgramError for other values.
     """
     quad, octet, warp = THREADS
-    if held.shape[:2] != (8, quad * octet * warp):
+    word = held.shape[0] // 4
+    if held.shape[:2] not in ((8, quad * octet * warp), (16, quad * octet * warp)):
         raise ProgramError(
             f"wgmma: A of {held.shape[0]} values of {held.shape[1]} threads; it takes 2 * 2 * 2 "
-            "of each of 128; count word, deep, half"
+            "of each of 128, of 8 bits 4 * 2 * 2; count word, deep, half"
         )
-    digits = held.reshape(2, 2, 2, warp, octet, quad, -1)  # half, deep, word
+    digits = held.reshape(2, 2, word, warp, octet, quad, -1)  # half, deep, word
     turned = digits.transpose(6, 3, 4, 0, 1, 5, 2)
-    return turned.reshape(held.shape[2], 64, 16)
+    return turned.reshape(held.shape[2], 64, 8 * word)
 
 
 def joined(flat: Floats, rows: tuple[int, ...], columns: tuple[int, ...]) -> Floats:

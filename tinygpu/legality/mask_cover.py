@@ -48,6 +48,7 @@ from tinygpu.legality.reach import exactly_once
 from tinygpu.legality.warp_products import by_dimension, counted_loops, of_tiles
 from tinygpu.smt import z3_module
 from tinygpu.term.access_map import Operand
+from tinygpu.term.digits import neighbours
 from tinygpu.term.expression import Apply, Constant, Expression, Index, Value
 from tinygpu.term.fields import unknown
 from tinygpu.term.pages import Lengths
@@ -448,7 +449,7 @@ def _factor(form: Affine, name: str) -> int:
 def read(program: Program) -> Reading:
     """Return what a term does with its mask; raises _UnreadError for what is not recognised."""
     keys, condition = _condition(program)
-    loads = _loads(program)
+    loads = _loads(program, keys)
     roles = [r for r in program.roles if any(_rings(s, loads) for s, _ in walked(r.body))]
     if len(roles) != 1:
         raise _UnreadError(f"{len(roles)} roles multiply what is loaded; one is recognised")
@@ -467,7 +468,7 @@ def read(program: Program) -> Reading:
     layout = _layout(product, inner)
     rows = loads[_name(product.reads[0])]
     (row_axis, row, steps), *further = _of_rows(rows, layout, program)
-    key_axis, key, block = _along(loads[_name(product.reads[1])], layout.lines[1])
+    key_axis, key, block, along = _of_keys(loads[_name(product.reads[1])], layout)
     walks = _Following(body, tile, loop, loads)
     others = {axis: (walks.own(form, rows), by) for axis, form, by in further}
     long, named = program.operation.lengths, list[str]()
@@ -509,7 +510,9 @@ def read(program: Program) -> Reading:
         row=row,
         key=walks.own(key, loads[_name(product.reads[1])]),
         block=block,
-        digits=tuple((n, by, key) for (n, _, key), by in zip(layout.digits, steps, strict=True)),
+        digits=tuple(
+            (n, row, key) for (n, _, _), row, key in zip(layout.digits, steps, along, strict=True)
+        ),
         hides=hides,
         values=next(iter(values.values())),
         uses=tuple(uses),
@@ -578,8 +581,11 @@ class _Load:
         return self.source.buffer, self.modes, forms, self.tile, self.trips
 
 
-def _loads(program: Program) -> dict[str, _Load]:
-    """Return the loads of the operands, by the ring that each fills."""
+def _loads(program: Program, keys: str) -> dict[str, _Load]:
+    """Return the loads of the operands, by the ring that each fills.
+
+    What threads load that is the same for all keys, as a scale, says nothing of pairs.
+    """
     found: dict[str, _Load] = {}
     every = [
         (role, s, around)
@@ -591,6 +597,8 @@ def _loads(program: Program) -> dict[str, _Load]:
     for role, s, around in every:
         for source in s.reads:
             if not isinstance(source, Access) or source.buffer.level != "gmem":
+                continue
+            if s.write.buffer.level == "registers" and keys not in source.buffer.shape:
                 continue
             load, name = _load(*_gathered(s, around, program)), s.write.buffer.name
             if role.copies != 1 or load.same != found.setdefault(name, load).same:
@@ -641,7 +649,8 @@ def _joined(do: Do, name: str, count: int) -> Do:
         return replace(access, value=value, origin=tuple(left)), [step for step in steps if step]
 
     (write, to), (read, of) = whole(do.write), whole(source)
-    same = to == of or name != do.multicast  # of a loop the modes say where each part lies
+    # of a loop, and where lines lie apart, the modes say where each part lies
+    same = to == of or name != do.multicast or neighbours(do)
     if count < 1 or (count > 1 and (len(to) != 1 or len(of) != 1 or not same)):
         raise _UnreadError(f"{do} does not load its own part of what all along {name} have")
     values = (*do.values, *[count] * (count > 1))
@@ -704,10 +713,59 @@ def _along(load: _Load, dimension: int) -> tuple[str, Affine, int]:
     if (
         not whole
         or any(map(_sum, write.origin))
-        or any(f[axis] != t[dimension] for _, f, t in modes)
+        or any(f[axis] != t[dimension] for extent, f, t in modes if extent > 1)
     ):
         raise _UnreadError(f"{load.do} does not fill its stage line by line")
     return str(source.buffer.shape[axis]), source.origin[axis], int(lines)
+
+
+def _along_slabs(load: _Load, axis: int) -> tuple[Affine, int]:
+    """Return where the lines of a ring begin that go along an axis from slab to slab, how long."""
+    write, source = load.do.write, load.source
+    _, wide, many = map(int, write.buffer.shape)
+    modes = [(n, steps, to[1] + to[2] * wide) for n, steps, to in load.modes if n > 1]
+    once, count = exactly_once([(n, to) for n, _, to in modes])
+    along = {d for _, steps, to in modes for d, step in enumerate(steps) if step and to}
+    same = along == {axis} and all(steps[axis] == to for _, steps, to in modes)
+    if not once or count != wide * many or not same or any(map(_sum, write.origin)):
+        raise _UnreadError(f"{load.do} does not fill its stage line by line")
+    return source.origin[axis], int(count)
+
+
+def _of_keys(load: _Load, layout: _Layout) -> tuple[str, Affine, int, tuple[int, ...]]:
+    """Return the axis of a turn's keys, the first one, how many, and the steps of each digit.
+
+    Lines may be keys in another order, if each digit counts within one mode of the load.
+    """
+    dimension, source = layout.lines[1], load.source
+    modes = [m for m in load.modes if m[2][dimension] and m[0] > 1]
+    axes = {d for _, steps, _ in modes for d, step in enumerate(steps) if step}
+    if len(axes) != 1 or all(f[d] == t[dimension] for _, f, t in modes for d in axes):
+        return *_along(load, dimension), tuple(key for _, _, key in layout.digits)
+    (axis,) = axes
+    lines = [(n, to[dimension]) for n, _, to in modes]
+    keys = [(n, steps[axis]) for n, steps, _ in modes]
+    once, many = exactly_once(lines)
+    each, block = exactly_once(keys)
+    whole = once and each and many == block == load.do.write.buffer.shape[dimension]
+    if not whole or any(map(_sum, load.do.write.origin)):
+        raise _UnreadError(f"{load.do} does not fill its stage line by line")
+    runs: list[tuple[int, int, int]] = []  # extent, lines, keys, of modes that go on as one
+    for (n, first), (_, step) in sorted(zip(lines, keys, strict=True), key=lambda x: x[0][1]):
+        before = runs[-1] if runs else (0, 0, 0)
+        goes_on = (first, step) == (before[0] * before[1], before[0] * before[2])
+        runs[-1:] = [(before[0] * n, *before[1:])] if goes_on else [*runs[-1:], (n, first, step)]
+    found = []
+    for extent, _, line in layout.digits:
+        within = [
+            line // first * step
+            for n, first, step in runs
+            if line % first == 0 and first <= line and line * extent <= first * n
+        ]
+        if line and extent > 1 and len(within) != 1:
+            raise _UnreadError(f"{load.do} counts its keys otherwise than the product does")
+        found.append(within[0] if line and extent > 1 else 0)
+    return str(source.buffer.shape[axis]), source.origin[axis], int(block), tuple(found)
 
 
 def _of_rows(
@@ -1030,13 +1088,18 @@ class _Following:
         along = load.source.buffer.shape.index(keys) if keys in load.source.buffer.shape else None
         moved = {
             d
-            for _, steps, to in load.modes
+            for extent, steps, to in load.modes
             for d, step in enumerate(to)
-            if step and along is not None and steps[along]
+            if extent > 1 and step and along is not None and steps[along]
         }
-        if len(moved) != 1 or not load.var:
+        if along is None or not moved or not load.var:
             raise _UnreadError(f"{load.do} does not load a block of {keys} in each turn")
-        _, first, lines = _along(load, *moved)
+        if moved == {1, 2}:
+            first, lines = _along_slabs(load, along)
+        elif len(moved) == 1:
+            _, first, lines = _along(load, *moved)
+        else:
+            raise _UnreadError(f"{load.do} does not load a block of {keys} in each turn")
         if lines != block:
             raise _UnreadError(f"{load.do} does not load a block of {block} {keys}")
         return self.own(first, load)

@@ -35,13 +35,21 @@ from tinygpu.legality.law import Law
 from tinygpu.legality.placement import memory_step
 from tinygpu.legality.reach import Case, Clause, Context, Place, last_origin, moves, origin_of
 from tinygpu.numbers import Number, Truth
-from tinygpu.term.digits import box_lines, held_factor, layout_faults, product_of
+from tinygpu.term.digits import (
+    box_lines,
+    held_factor,
+    layout_faults,
+    lines_apart,
+    neighbours,
+    product_of,
+)
 from tinygpu.term.program import Access, Buffer, Do, same_place, select
 
 __all__ = ["TENSOR_LAWS", "span_bytes", "starts"]
 
 _PIECE_BYTES = 16  # spec: TMA's, a swizzle's and a descriptor's unit
 _BOX_BYTES = 128  # spec: what a box in shared memory starts at, whatever its swizzle
+_RANK = 5  # spec: tensorRank
 _COORDINATE = 1 << 31  # spec: coordinates are s32
 _BLOCK = 64  # spec: wgmma's m
 _COLUMNS = 256  # spec: wgmma's largest n
@@ -70,6 +78,14 @@ def tma_strides(context: Context, place: Place) -> Iterator[Clause]:
             size = context.number(buffer.shape[dimension]) * buffer.type.bytes
             text = "{}: a line has {} B; TMA stores whole pieces of {} B, past its end, too"
             yield Clause(size % _PIECE_BYTES == 0, text, (buffer.name, size, _PIECE_BYTES))
+    if neighbours(place.do):
+        gmem, _ = _ends(place.do)
+        step = np.maximum(lines_apart(place.do, gmem), 1)
+        for extent, steps in zip(buffer.shape, gmem.value[1], strict=True):
+            if moves(steps):
+                text = "{}: {} lines, of which a box has every {}th; their number is a multiple"
+                many = context.number(extent)
+                yield Clause(many % step == 0, text, (buffer.name, many, step))
 
 
 def tma_coordinates(context: Context, place: Place) -> Iterator[Clause]:
@@ -122,11 +138,15 @@ def tma_box(context: Context, place: Place) -> Iterator[Clause]:
     text = "{}: rows of its box have {} B, and the swizzle of {} has rows of {} B"
     holds = (smem.buffer.swizzle[0] == 0) | (row == wide)
     yield Clause(holds, text, (do, row, smem.buffer.name, wide))
-    apart = memory_step(smem, smem.value[1])
-    holds = (memory_step(smem, smem.value[0]) == 1) & ((apart == inner) | (lines == 1))
+    far, near = memory_step(smem, smem.value[1]), neighbours(do)
+    packed = (far == inner) | (lines == 1)
+    if neighbours(do):
+        packed = (far == inner * near) & (memory_step(smem, smem.value[3]) == inner)
+        yield from _box_apart(context, place, gmem)
+    holds = (memory_step(smem, smem.value[0]) == 1) & packed
     text = "{}: its box does not lie packed in {}"
     yield Clause(holds, text, (do, smem.buffer.name))
-    first, second = gmem.value[:2]
+    first, second = gmem.value[0], gmem.value[3 if neighbours(do) else 1]
     along: Truth = True
     others: Number = 0  # how far mode 1 goes along the other dimensions, together
     for stride, step, other in zip(gmem.buffer.stride, first, second, strict=True):
@@ -170,6 +190,29 @@ def tma_pages(context: Context, place: Place) -> Iterator[Clause]:
     for step in (constant, *(c for _, c in terms), *further):
         text = "{}: boxes of {} begin {} apart along {}, in pages of {}"
         yield Clause(step % lines == 0, text, (do, lines, step, pages.axis, pages.size))
+
+
+def _box_apart(context: Context, place: Place, gmem: Access) -> Iterator[Clause]:
+    """Check a box whose lines lie apart: its map has the array's lines in two dimensions."""
+    do, rank = place.do, len(gmem.buffer.shape)
+    near, step = neighbours(do), np.maximum(lines_apart(do, gmem), 1)
+    text = "{}: its lines lie apart, and {} boxes are of {} dimensions; one has up to {}"
+    holds = (boxes(do.values[1]) == 1) & (rank + 1 <= _RANK) & (len(do.values) == 4)
+    yield Clause(holds, text, (do, boxes(do.values[1]), rank + 1, _RANK))
+    same: Truth = not do.trimmed
+    for d, (far, one) in enumerate(zip(gmem.value[1], gmem.value[3], strict=True)):
+        same = same & (far == step * one) & (one == (1 if d == rank - 2 else 0))
+    text = "{}: its lines do not lie {} apart along the last dimension but one"
+    yield Clause(same, text, (do, step))
+    constant, terms = origin_of(context, gmem, rank - 2)
+    within: Number = constant % step + near
+    for name, coefficient in terms:
+        span = place.ranges.get(name)
+        last = select(span.first == 0, span.last, step) if span else step
+        whole = coefficient % step == 0
+        within = within + select(whole, 0, select(coefficient < 0, step, coefficient * last))
+    text = "{}: {} neighbours begin within a step of {} lines, and reach beyond its end"
+    yield Clause(within <= step, text, (do, near, step))
 
 
 def swizzle(case: Case) -> Iterator[Clause]:

@@ -3,7 +3,8 @@
 Lane q + 4 g of a warp (thread modes 4 and 8) holds in each matrix of 8 x 8 the *pair* 2 q, 2 q + 1
 of row g; matrices lie 8 apart, along further values.  ldmatrix fetches a matrix by its rows of
 16 B: the pair runs along them, or with ``.trans`` the lane's g does.  A row has four tf32 numbers,
-a lane one of them, a pair of one; ``.trans`` moves 16 bits and is not for them.  What a product
+a lane one of them, a pair of one; of 8 bits a row has 16, a lane four; ``.trans`` moves 16 bits and
+is not for them.  What a product
 takes of a thread is said by its ``Blocks``; the term has to count its values so.
 
 >>> from tinygpu.devices.device import load_device
@@ -45,8 +46,8 @@ def matrices(context: Context, place: Place) -> Iterator[Clause]:
     lanes = tuple(do.threads[:2])
     yield Clause(len(lanes) == len(_LANES) and _same(lanes, _LANES), text, (do, lanes))
     width, turned = read.buffer.type.bytes, do.variant == "trans"
-    text = "{}: its elements have {} B; 2 B, or without .trans 4 B, are moved"
-    yield Clause(width == 2 or (width == 4 and not turned), text, (do, width))
+    text = "{}: its elements have {} B; 2 B, or without .trans 1 or 4 B, are moved"
+    yield Clause(width == 2 or (width in (1, 4) and not turned), text, (do, width))
     pairs, row = max(1, 4 // width), _ROW_BYTES // width
     pair, (quad, group) = read.value[0], read.thread[:2]
     along, across = (group, pair) if turned else (pair, group)

@@ -28,7 +28,7 @@ from functools import cache
 from typing import ClassVar
 
 from tinygpu.errors import OperationError
-from tinygpu.isa.memory import GMEM, L2, REGISTERS, SMEM
+from tinygpu.isa.memory import DTYPES, GMEM, L2, REGISTERS, SMEM
 from tinygpu.term.builder import Array, Held, Kernel, LoopIndex, Piece, Tile, TileValue
 from tinygpu.term.expression import Constant, Expression, apply, value
 from tinygpu.term.machine import Choice, Chosen, Machine, Requirement, Value, instructions
@@ -60,6 +60,14 @@ _PACKED = {
 }
 """Heads and queries of a block's rows, by how many queries it has."""
 _ROWS, _KEYS = "tm = (w warp half octet)", "tn = (group quad pair)"
+_KEYS_OF_8_BITS, _COLUMNS_OF_8_BITS = "tn = (group quad duo pair)", "tn = (duo group quad pair)"
+"""Of e4m3 a thread's weights are those of four keys that follow one another, as the product with
+the values takes them: keys lie in shared memory by the columns that a thread has of a product."""
+_FOURS = "four two next", "tn = (two four next)"
+"""How keys lie in memory and how in a tile by columns: pairs of every four, then the others."""
+_HEADROOM = 8.0
+"""Of e4m3 weights are times 2^8, so that small ones are no subnormal numbers; 448 is the most."""
+_LINE, _SLICE = 128, 32  # elements of 8 bits in a line of a swizzle, keys of a product
 _SLAB, _SLAB_KEYS = 64, "tn = (span group quad pair)"  # 128 B of 16-bit weights
 _OWN_ROWS, _OF_QUERIES = "high = (warp half octet)", "td = (deep quad word)"
 _SLICES = "te = (chunk peer wide quad both)"
@@ -76,6 +84,8 @@ class FlashAttention(Machine):
     numeric = True
     operations = ("attention",)
     dtypes = ("bf16", "f16")
+    narrow: ClassVar[tuple[str, ...]] = ()
+    """Types of 8 bits that it does, too, to bf16 and with scales."""
     rows_by: ClassVar[str]
     copied: ClassVar[str]
     """What has to be a multiple of 16 B."""
@@ -89,6 +99,10 @@ class FlashAttention(Machine):
     def keys_by(self) -> str:
         """In which digits threads hold keys."""
         raise NotImplementedError
+
+    def keys_of(self, k: Kernel) -> str:
+        """Return in which digits threads hold keys of a kernel's type."""
+        return self.keys_by
 
     @property
     def tile_by(self) -> str:
@@ -122,8 +136,9 @@ class FlashAttention(Machine):
 
     def check(self, operation: Operation) -> None:
         """Raise OperationError if this machine cannot do the operation."""
-        super().check(operation)
         dtype, scaled = operation.inputs[0].dtype, bool(operation.scalars)
+        if dtype not in self.narrow or operation.name not in self.operations:
+            super().check(operation)
         masks = ["none", "causal"]
         if self.windowed and (window := window_of(operation)) and None not in window:
             masks.append("window:{}:{}".format(*window))
@@ -133,9 +148,12 @@ class FlashAttention(Machine):
                 f"machine {self.name}: {operation.name} with {what}; choose the machine attention"
             )
         size = operation.pages.size if operation.pages else 0
+        scales = dtype in self.narrow and len(operation.inputs) > 3
         lse, lengths = bool(operation.further), operation.lengths is not None
         if operation not in [
-            attention(dtype, mask=m, scale=scaled, lse=lse, pages=size, lengths=lengths)
+            attention(
+                dtype, mask=m, scale=scaled, lse=lse, pages=size, lengths=lengths, scales=scales
+            )
             for m in masks
         ]:
             raise OperationError(
@@ -193,7 +211,7 @@ class FlashAttention(Machine):
 
     def mask(self, k: Kernel, scores: Held, step: LoopIndex) -> None:
         """Set scores to minus infinity that a query does not see, in blocks that may have such."""
-        key = k.at(f"{self.blocks_by}, {self.keys_by}", step.last - step)
+        key = k.at(f"{self.blocks_by}, {self.keys_of(k)}", step.last - step)
         keys = k.size(_LENGTH if k.op.lengths else "n")
         last = k.at(f"{self.tile_by}, {self.rows_by}") + (keys - k.size("m"))
         left, right = window_of(k.op)
@@ -217,9 +235,10 @@ class Attention(FlashAttention):
         "cp.async.bulk.tensor", "cp.async.bulk.tensor.global", "mbarrier", "wgmma", "cvt",
         "ldmatrix", "stmatrix", "st.shared", "ld.shared", "fence.proxy.async", "bar.sync",
         "barrier.cluster", "shfl.sync",
-        "st.global", "fma", "alu", "mufu", "mov",
+        "ld.global", "st.global", "fma", "alu", "mufu", "mov",
     )  # fmt: skip
     several, windowed, paged = True, True, True
+    narrow = ("e4m3",)
     rows_by = _ROWS
     copied = "TMA's lines"
     spread = ("consumers", "tile_n")
@@ -295,6 +314,18 @@ class Attention(FlashAttention):
         """In which digits threads hold keys; of weights in shared memory 64 at a time."""
         return _KEYS if self.weights == "registers" else _SLAB_KEYS
 
+    def keys_of(self, k: Kernel) -> str:
+        """Return in which digits threads hold keys of a kernel's type."""
+        return _KEYS_OF_8_BITS if _narrow(k.op) else self.keys_by
+
+    def keys_at(self, k: Kernel) -> str:
+        """Return where a tile of keys lies: of 8 bits one half of its lines after the other."""
+        if not _narrow(k.op):
+            return self.whole
+        fours, lines = _FOURS
+        blocks = self.blocks_by.replace("tn", fours)
+        return f"{self.whole.replace(self.blocks_by, blocks)}, {lines}"
+
     @property
     def tile_by(self) -> str:
         """Where a CTA's queries lie, in which digits threads hold them."""
@@ -333,9 +364,22 @@ class Attention(FlashAttention):
         d = choose
         room = select(d.consumers < 3, 208, 128)
         shared, ahead = d.weights == "shared", d.queries == "registers"
-        held = d.tile_n // 2 + d.depth // 2 + (d.depth // 4 if ahead else 0)
-        every = held + d.tile_n // 4
+        part = 8 if _narrow(operation) else 4  # of a row, or of a block's keys, in a register
+        held = d.tile_n // 2 + d.depth // 2 + (d.depth // part if ahead else 0)
+        every = held + d.tile_n // part
+        eight_bits = Requirement(
+            "eight_bits",
+            not shared
+            and (d.tile_n % _SLICE == 0)
+            & (d.depth % _LINE == 0)
+            & ((d.depth == _LINE) | (d.epilogue == "tma")),
+            "of 8 bits products take 32 keys, and lines have 128 dimensions; weights lie in "
+            "registers, which do not hold rows of more than 128 rounded",
+            "choose tile_n 64, 96, 128, 160 or 192, depth 128, or 256 with epilogue tma, and "
+            "weights registers",
+        )
         return (
+            *(eight_bits,) * _narrow(operation),
             Requirement(
                 "statistics",
                 (held if shared else every) <= room,
@@ -426,7 +470,7 @@ class Attention(FlashAttention):
 
     def forward(self, k: Kernel) -> None:
         """Let a producer fill the rings; let consumers multiply twice a block, and store."""
-        q, keys, values = k.inputs
+        q, keys, values = k.inputs[:3]
         ring_q, ring_k, ring_v = self.rings(k)
         few = self.consumers == 3
         copies = self.consumers if self.turns == "none" else 2
@@ -438,7 +482,8 @@ class Attention(FlashAttention):
                     ring_q.fill(tile, q, self.whole, each)
                     for step in self.steps(k, tile):
                         back = step.last - step
-                        ring_k.fill(step, keys[back], self.whole)
+                        halves = k.unrolled("two", 2) if _narrow(k.op) else (None,)
+                        ring_k.fill(step, keys[back], self.keys_at(k), halves)
                         ring_v.fill(step, values[back], self.whole)
             k.sync("cluster")
         with k.role("consumer", warpgroups=1, registers=select(few, 160, 240), w=copies):
@@ -463,12 +508,17 @@ class Attention(FlashAttention):
         k.tile(tm=self.rows, tn=self.tile_n, td=self.depth, te=self.depth)
         if self.pack_gqa > 1:
             k.tile(line=self.pack_gqa)
+        if narrow := _narrow(k.op):
+            k.tile(four=self.tile_n // 4, next=2)
+        lies, slab = ("te", "tn") if narrow else ("tn", "te"), 128
+        if narrow:  # a line has keys
+            slab = select(self.tile_n % 128 == 0, 128, select(self.tile_n % 64 == 0, 64, 32))
         several = self.consumers * self.cluster_m
         to = "cluster" if self.split_kv == 1 else "rank"
         return (
             BlockRing(k, "q", "tm", "td", self.stages_q, self.consumers, to),
             BlockRing(k, "k", "tn", "td", self.stages_k, several, to),
-            BlockRing(k, "v", "tn", "te", self.stages_v, several, to),
+            BlockRing(k, "v", *lies, self.stages_v, several, to, slab),
         )
 
     def consume(self, k: Kernel, ring_q: BlockRing, ring_k: BlockRing, ring_v: BlockRing) -> None:
@@ -510,25 +560,28 @@ class Consumer:
 
     def __init__(self, machine: Attention, k: Kernel, keys: BlockRing, values: BlockRing) -> None:
         self.machine, self.k, self.keys, self.values = machine, k, keys, values
-        dtype, wide = k.output.dtype, 64
+        dtype, wide, narrow = k.inputs[0].dtype, 64, _narrow(k.op)
         k.threads(warp=4, octet=8, quad=4)
         k.tile(high=_BLOCK, col=wide)
         held = machine.queries == "registers"
         spans = {"span": machine.tile_n // _SLAB} if machine.weights == "shared" else {}
-        k.values(**spans, group=_SLAB // 8 if spans else machine.tile_n // 8)
+        columns = 16 if narrow else 8
+        k.values(**spans, group=_SLAB // 8 if spans else machine.tile_n // columns)
         if held:
-            k.values(deep=machine.depth // 8)
-            k.split("deep", "far", near=_SLAB // 8)
+            k.values(deep=machine.depth // columns)
+            k.split("deep", "far", near=_SLAB // 8)  # of a slab, of whatever type
         slices = {} if machine.split_kv == 1 else {"peer": machine.split_kv}
         k.values(chunk=machine.depth // wide, **slices, wide=wide // 8 // machine.split_kv)
-        k.values(half=2, pair=2, both=2, word=2)
-        self.scores = k.registers("scores", "f32", *spans, "group", "half", "pair")
-        self.weights = RoundedWeights(k, machine.weights, machine.out_by)
+        duo = {"duo": 2} if narrow else {}
+        k.values(half=2, **duo, pair=2, both=2, word=4 if narrow else 2)
+        self.scores = k.registers("scores", "f32", *spans, "group", "half", *duo, "pair")
+        self.weights = RoundedWeights(k, machine.weights, machine.keys_of(k), machine.out_by)
         self.queries = k.registers("queries", dtype, "deep", "half", "word") if held else None
         acc = k.registers("acc", "f32", "chunk", *slices, "wide", "half", "both")
         at = f"{machine.heads_by}, {machine.tile_by}, {_ROWS}"
         shares = KeyShares(k, machine.split_kv) if slices else None
-        self.rows = RowStatistics(k, self.scores, acc, at, by="".join(spans), shares=shares)
+        by = next(iter({**spans, **duo}), "")
+        self.rows = RowStatistics(k, self.scores, acc, at, by=by, shares=shares)
         self.turns = None if machine.turns == "none" else ProductTurns(k, machine.turns)
 
     def parts(self, queries: Piece) -> dict[str, LoopPart]:
@@ -540,7 +593,7 @@ class Consumer:
             if self.turns:
                 self.turns.take(step)
             first = self.queries or queries[_ROWS]
-            by = self.machine.keys_by
+            by = _COLUMNS_OF_8_BITS if _narrow(self.k.op) else self.machine.keys_by
             by = f"{by}, {_OF_QUERIES}" if self.queries else by
             self.k.wgmma(self.scores, first, self.keys.tile[step][by], fresh=True)
 
@@ -566,6 +619,11 @@ class Consumer:
         """Return what follows the products with which a step begins: the other's turn."""
         turns = self.turns
         return (lambda: turns.give(step)) if turns else None
+
+
+def _narrow(operation: Operation) -> bool:
+    """Whether an operation's inputs have 8 bits."""
+    return DTYPES[operation.inputs[0].dtype].bytes == 1
 
 
 def consumer_orders() -> Orders:
@@ -594,16 +652,19 @@ def orders_in(machine: Attention, operation: Operation) -> Orders:
 class BlockRing:
     """A ring of tiles in shared memory and its barriers.
 
-    Tiles of keys, lines ``tn``, are shared: each of the CTAs ``to`` loads a part for all of them.
+    Tiles of keys are shared: each of the CTAs ``to`` loads a part of the lines for all of them.
     """
 
     def __init__(
-        self, k: Kernel, name: str, lines: str, wide: str, stages: int, releases: int, to: str
-    ) -> None:
+        self, k: Kernel, name: str, lines: str, wide: str, stages: int, releases: int, to: str,
+        slab_bytes: int = 128,
+    ) -> None:  # fmt: skip
         self.k, self.stages = k, stages
-        self.share, self.to = ("tn by rank", to) if lines == "tn" else ("", "cta")
+        self.share, self.to = ("", "cta") if lines == "tm" else (f"{lines} by rank", to)
         dtype = k.inputs[0].dtype
-        self.tile = k.smem(f"smem_{name}", dtype, lines, wide, stages=stages, swizzle=128)
+        self.tile = k.smem(
+            f"smem_{name}", dtype, lines, wide, stages=stages, swizzle=128, slab_bytes=slab_bytes
+        )
         self.full = k.mbarriers(f"{name}_full", stages, arrivals=1)
         self.empty = k.mbarriers(f"{name}_empty", stages, arrivals=releases)
 
@@ -660,10 +721,11 @@ class ProductTurns:
 class RoundedWeights:
     """A block's rounded weights, in registers or in shared memory: 64 keys of them at a time."""
 
-    def __init__(self, k: Kernel, where: str, out_by: str) -> None:
-        self.k, self.dtype, self.out_by = k, k.output.dtype, out_by
+    def __init__(self, k: Kernel, where: str, keys_by: str, out_by: str) -> None:
+        self.k, self.dtype, self.keys_by, self.out_by = k, k.inputs[0].dtype, keys_by, out_by
         if where == "registers":
-            self.held = k.registers("weights", self.dtype, "group", "half", "pair")
+            duo = ("duo",) if _narrow(k.op) else ()
+            self.held = k.registers("weights", self.dtype, "group", "half", *duo, "pair")
         else:
             self.tile = k.smem("smem_p", self.dtype, "high", "tn", stages=1, swizzle=128)
         self.where = where
@@ -683,7 +745,7 @@ class RoundedWeights:
         """Add a step's weights times its block of values."""
         values = ring.tile[step]
         if self.where == "registers":
-            self.k.wgmma(acc, self.held, values[f"{_KEYS}, {self.out_by}"], fresh=False)
+            self.k.wgmma(acc, self.held, values[f"{self.keys_by}, {self.out_by}"], fresh=False)
         else:
             self.k.wgmma(acc, self.tile[step][_OWN_ROWS], values[self.out_by], fresh=False)
 
@@ -709,12 +771,18 @@ class RowStatistics:
         self.shift, self.shrink = (k.registers(name, "f32", *rows) for name in ("shift", "shrink"))
         scale = value("scale") * _LOG2_E if k.op.scalars else Constant(_LOG2_E)
         self.scale, self.factor = scale, k.registers("factor", "f32")
+        self.scaled, self.narrow = len(k.inputs) > 3, _narrow(k.op)
         self.power = apply("ex2.ftz", value("x") * value("factor") + value("shift"))
 
     def begin(self) -> None:
         """Begin with no key."""
         k = self.k
-        k.set(self.factor, self.scale)
+        if self.scaled:
+            of = {array.name: k.load(array["l = bl, h = bh"]) for array in k.inputs[3:5]}
+            size_q, size_k = (apply("abs", value(name)) for name in of)
+            k.set(self.factor, self.scale * size_q * size_k, of)
+        else:
+            k.set(self.factor, self.scale)
         k.fill(self.top, _LEAST)
         k.fill(self.total, 0.0)
         k.fill(self.acc, 0.0)
@@ -729,6 +797,8 @@ class RowStatistics:
         k.butterfly("max", self.new, over="quad")
         k.set(self.shift, -(value("new") * value("factor")), {"new": self.new, **known})
         k.set(self.shrink, self.power, {"x": self.top, **known})
+        if self.narrow:
+            k.set(self.shift, value("x") + _HEADROOM, {"x": self.shift})
 
     def exponentiate(self) -> None:
         """Make weights of scores, below the new maximum."""
@@ -756,12 +826,18 @@ class RowStatistics:
         if k.op.further:
             self.store_logarithm()
         k.set(self.total, apply("rcp0", value("x")), {"x": self.total})
+        if self.scaled:
+            of = {"x": self.total, "scale_v": k.load(k.inputs[5]["l = bl, h = bh"])}
+            k.set(self.total, value("x") * value("scale_v"), of)
         k.set(self.acc, value("x") * value("by"), {"x": self.acc, "by": self.total})
 
     def store_logarithm(self) -> None:
         """Store ln of the sum of exp(scale s): by one thread of the quad that has the sum."""
         k, lse = self.k, self.k.outputs[1]
-        power = value("top") * value("factor") + apply("lg2", value("total"))
+        total: Expression = value("total")
+        if self.narrow:
+            total = total * apply("ex2.ftz", Constant(-_HEADROOM))
+        power = value("top") * value("factor") + apply("lg2", total)
         known = {"top": self.top, "factor": self.factor, "total": self.total}
         k.set(self.new, power * math.log(2), known)
         with k.only(rank_n=0) if self.shares else nullcontext(), k.only(quad=0):

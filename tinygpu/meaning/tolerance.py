@@ -18,6 +18,13 @@ w sum |p_j|, would be up to sqrt(n) / 4 times wider.)  T is that root of each su
 slope of the output, added over the sums (``between``).  What is rounded before an exponential, or
 before a sum of which a later sum is made, gains nothing: a term that does so is held to fp32.
 
+Where sums of products of 8-bit numbers are followed by others of what they made (attention), u is
+that of fp32, and T says what those sums are off by: they have about 13 bits, so each adds 2^-13 of
+S for errors with signs of their own (``Operation.reference``), as a share of the rounding w of 8
+bits.  So 4 w T is the sum of what both roundings do.  And a weight is rounded relative to its size
+only down to the least normal number: if the largest is 1, and a term makes it 2^8 to use the whole
+range of e4m3, one is off by up to 2^-18, or by all of it.  A term that does not is held to that.
+
 >>> ratio = error_ratio(np.array([1.0, 1.5]), np.ones(2), np.ones(2),
 ...                     depth=4, roundoff=2.0**-24, dtype="f32")
 >>> bool(ratio[0] == 0), bool(ratio[1] > 1)
@@ -141,15 +148,10 @@ def between(
 
     The operation is evaluated anew with each sum of what earlier reductions made off by a little of
     its root sum of squares.  The arrays are NumPy's, or all CuPy's.  A sum that a later reduction
-    reads is left as it is.  Empty where there is no such sum.
+    reads is left as it is; of 8-bit inputs what it is off by is added.  Empty where there is no
+    such sum.
     """
-    made = {r.name for r in operation.reductions}
-    read = {name for r in operation.reductions for name in r.expression.names()}
-    loose = [
-        r.name
-        for r in operation.reductions
-        if r.operator == "add" and r.name not in read and made & {*r.expression.names()}
-    ]
+    loose = _loose(operation)
     if not loose:
         return {}
     algebra = replace(FLOATS, exact=True)  # no S is asked for
@@ -162,7 +164,37 @@ def between(
         with np.errstate(all="ignore"):
             moved = sum((np.abs(x[name] - right[name]) for x in off), start=0.0 * right[name])
         found[name] = np.where(np.isfinite(moved), moved / _STEP, 0.0)
+    if coarse := _coarse(operation):
+        noise = operation.reference(inputs, scalars, independent=(_SHORT, _floor(operation)))
+        for name in found:
+            found[name] = found[name] + _SHORT / coarse * noise[f"scale of {name}"]
     return found
+
+
+def _loose(operation: Operation) -> list[str]:
+    """Return the sums of what earlier reductions made that no reduction reads."""
+    made = {r.name for r in operation.reductions}
+    read = {name for r in operation.reductions for name in r.expression.names()}
+    return [
+        r.name
+        for r in operation.reductions
+        if r.operator == "add" and r.name not in read and made & {*r.expression.names()}
+    ]
+
+
+def _floor(operation: Operation) -> float:
+    """Return what a subnormal number of 8 bits is off by, of the largest power of two."""
+    return max(
+        DTYPES[o.dtype].roundoff * 2.0 ** (_LEAST_EXPONENT[o.dtype] - _LARGEST_EXPONENT[o.dtype])
+        for o in operation.inputs
+        if DTYPES[o.dtype].bytes == 1
+    )
+
+
+def _coarse(operation: Operation) -> float:
+    """Return the unit roundoff of 8-bit inputs whose sums others are made of; 0 without such."""
+    narrow = [DTYPES[o.dtype] for o in operation.inputs if DTYPES[o.dtype].bytes == 1]
+    return max(t.roundoff for t in narrow) if narrow and _loose(operation) else 0.0
 
 
 _STEP = 2.0**-20  # small, but far above the rounding of float64
@@ -171,6 +203,7 @@ _STEP = 2.0**-20  # small, but far above the rounding of float64
 def usual_roundoff(operation: Operation) -> float:
     """Return u of whoever sums the operation in fp32, as libraries do."""
     eight_bits = any(DTYPES[o.dtype].bytes == 1 for o in operation.inputs)
+    eight_bits = eight_bits and not _coarse(operation)
     return _SHORT if eight_bits else DTYPES["f32"].roundoff
 
 
@@ -189,10 +222,11 @@ def roundoff(term: Term) -> float:
 
     It is no more than what the operation is usually summed with: a term that rounds to fewer bits
     on the way is right only if its result is.  Products of 8-bit numbers are summed with about 13
-    bits, whatever the sums' type.
+    bits, whatever the sums' type; where others are made of those sums, T counts that.
     """
+    coarse = _coarse(term.operation)
     found = (
-        _SHORT if statement.accesses[0].buffer.type.bytes == 1
+        _SHORT if statement.accesses[0].buffer.type.bytes == 1 and not coarse
         else statement.write.buffer.type.roundoff
         for program in kernels_of(term)
         for statement, _ in walk(program)
@@ -228,8 +262,9 @@ def roundings(term: Term) -> tuple[str, ...]:
 def narrowing(term: Term) -> dict[str, float]:
     """Return w of each output: the unit roundoffs of what ``roundings`` names on its way, added up.
 
-    An input that is rounded before anything is computed of it does not count.  Of a plan each
-    output has what all kernels and workspaces round to.
+    An input that is rounded before anything is computed of it does not count.  Where T counts sums
+    of products of 8-bit numbers, w is at least the roundoff of these.  Of a plan each output has
+    what all kernels and workspaces round to.
     """
     if isinstance(term, Plan):
         own = [w for program in kernels_of(term) for w in _narrowing(program).values()]
@@ -247,11 +282,13 @@ def _narrowing(program: Program) -> dict[str, float]:
         made |= {s.write.buffer.name for s in statements if _operates(s) or _reads(s) & made}
         more = len(made) > before
     narrow = [s for s in _narrow(program) if _operates(s) or _reads(s) & made]
-    found = {}
+    found, coarse = {}, _coarse(program.operation)
     for output in program.operation.outputs:
         on_way = _feeding({output.name}, statements)
         mine = (s for s in narrow if s.write.buffer.name in on_way)
-        found[output.name] = sum(s.write.buffer.type.roundoff for s in mine)
+        products = (s for s in statements if _operates(s) and s.write.buffer.name in on_way)
+        least = coarse * any(s.accesses[0].buffer.type.bytes == 1 for s in products)
+        found[output.name] = max(sum(s.write.buffer.type.roundoff for s in mine), least)
     return found
 
 

@@ -1,8 +1,13 @@
 """The digits of a warpgroup's product, and of a copy by TMA: who counts what in a ``Do``.
 
 Values count k, then pair, half and groups of 8 columns; each digit of groups in two, within a slab
-of the second factor and from slab to slab.  Of a first factor in registers three modes count k:
-word, lane and deep.  Threads count quad, octet, warp.  ``tinygpu.isa.wgmma`` has the layout.
+of the second factor and from slab to slab.  Of a first factor in registers several modes count k:
+word, lane and deep, word as two modes where it counts four.  Threads count quad, octet, warp.
+``tinygpu.isa.wgmma`` has the layout.
+
+Values of a copy by TMA count the elements of a slab's line, lines, slabs.  A fourth mode counts
+``neighbours``: lines that follow one another in the array, too, where the second mode counts lines
+that lie ``apart`` there.  In the tile all of them lie packed.
 
 Source: PTX ISA 9, "wgmma.mma_async", "Register Fragments".
 """
@@ -23,14 +28,14 @@ from tinygpu.numbers import Number, Truth
 from tinygpu.term.program import Access, Do, select
 
 __all__ = [
-    *("box_lines", "depth_modes", "held_factor", "layout_faults", "product_of", "spans"),
-    "together",
+    *("box_lines", "depth_modes", "held_factor", "layout_faults", "lines_apart", "neighbours"),
+    *("product_of", "spans", "together"),
 ]
 
 _O = TypeVar("_O")
 _PAIR, _HALF = 2, 2
-_WORD, _LANE, _DEEP = 2, 4, 2  # of 16 steps of k in registers
-_DEPTH_STEPS = (1, 2, 8)  # steps of k between two values of word, lane, deep
+_DEPTHS = {2: ((2, 1), (4, 2), (2, 8)), 1: ((2, 1), (2, 2), (4, 4), (2, 16))}
+"""Of k in registers, by an element's bytes: extent and steps of each digit: word, lane, deep."""
 
 
 def together(do: Do) -> Do:
@@ -64,6 +69,16 @@ def box_lines(do: Do) -> Number:
     return lines
 
 
+def neighbours(do: Do) -> int:
+    """Return how many lines follow one another in the array where others lie apart; else 0."""
+    return do.values[3] if len(do.values) > 3 else 0
+
+
+def lines_apart(do: Do, gmem: Access) -> Number:
+    """Return how many lines of the array lie from one of ``neighbours`` to the next."""
+    return _dot(gmem.value[1], gmem.value[3])
+
+
 def held_factor(do: Do) -> Access | None:
     """Return the first factor if it lies in registers."""
     first = do.reads[0]
@@ -72,7 +87,12 @@ def held_factor(do: Do) -> Access | None:
 
 def depth_modes(do: Do) -> int:
     """Return how many of a product's first values count k."""
-    return len(_DEPTH_STEPS) if held_factor(do) else 1
+    return len(_depth_digits(held)) if (held := held_factor(do)) else 1
+
+
+def _depth_digits(held: Access) -> tuple[tuple[int, int], ...]:
+    """Return extent and steps of the digits that count k of a first factor in registers."""
+    return _DEPTHS[min(held.buffer.type.bytes, 2)]
 
 
 def spans(do: Do) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -153,16 +173,21 @@ def layout_faults(do: Do) -> Iterator[tuple[Truth, str]]:
             "rows of the sums",
         )
         return
+    counts = _depth_digits(x)
     along_k = [_dot(step, _depth(y)) for step in y.value[:deep]]
-    holds = _equal(along_k, _DEPTH_STEPS, (_WORD, _LANE, _DEEP))
-    for extent, want in zip(do.values[:deep], (_WORD, _LANE, _DEEP), strict=True):
+    holds = _equal(along_k, [step for _, step in counts], [extent for extent, _ in counts])
+    for extent, (want, _) in zip(do.values[:deep], counts, strict=True):
         holds = holds & (extent == want)
     yield holds, "steps of k that threads hold"
-    yield x.buffer.type.bytes == 2, "16 bits of a first factor in registers"
+    yield x.buffer.type.bytes <= 2, "16 or 8 bits of a first factor in registers"
+    word, lane = 4 // min(x.buffer.type.bytes, 2), deep - 2  # a register's elements; a mode
     pitch = [_dot(step, x.buffer.pitch) for step in (*x.value, *x.thread)]
-    moves: Truth = (pitch[0] == 1) & (pitch[1] == 0) & (pitch[2] % 2 == 0) & (pitch[2] != 0)
-    moves = moves & (pitch[deep] == 0) & (pitch[deep + 1] % 2 == 0) & (pitch[deep + 1] != 0)
-    for step in pitch[deep + 2 :]:
+    moves: Truth = pitch[lane] == 0
+    for mode in range(lane):
+        moves = moves & (pitch[mode] == 1 << mode)
+    for step in (pitch[lane + 1], pitch[deep + 1]):
+        moves = moves & (step % word == 0) & (step != 0)
+    for step in (pitch[deep], *pitch[deep + 2 :]):
         moves = moves & (step == 0)
     yield moves, "pairs of a first factor in registers"
 

@@ -550,6 +550,8 @@ class Operation:
         scalars: Mapping[str, float] | None = None,
         algebra: Algebra = FLOATS,
         off: Mapping[str, float] = MappingProxyType({}),
+        *,
+        independent: tuple[float, float] | None = None,
     ) -> dict[str, Floats]:
         """Compute in float64; returns the outputs and, of each, what errors are relative to.
 
@@ -558,8 +560,14 @@ class Operation:
         |A||B|.  CuPy arrays are computed where they are, and give CuPy arrays.  In an exact algebra
         there are no errors, and S is 0.
         ``off``: sums that are taken off by a multiple of their root sum of squares, by name.
+        ``independent``, a unit u and a floor: S of roundings that have signs of their own: a sum is
+        off by the root of the sum of squares of what its terms are off by; a contraction of K
+        products by that, and by sqrt(K) of the root sum of squares of the products.  A factor that
+        is made of earlier reductions is off by the floor, too, or by all of it: u S has that once.
         """
         if self.groups:
+            if independent:
+                raise self._error("errors by groups are not independent; leave it out")
             return self._of_groups(self.groups, inputs, scalars, algebra, off)
         if self.pages:
             whole, inputs = self._gathered(self.pages, inputs)
@@ -580,7 +588,7 @@ class Operation:
             }
             with np.errstate(all="ignore"):  # as the hardware: infinities are numbers
                 numbers = {**sizes, **(scalars or {})}
-                parts = self._of_block(here, block, points, numbers, algebra, off)
+                parts = self._of_block(here, block, points, numbers, algebra, off, independent)
             for output, pair in zip(self.outputs, parts, strict=True):
                 at = tuple(slice(*block[a]) for a in output.axes)
                 for name, part in zip((output.name, f"scale of {output.name}"), pair, strict=True):
@@ -670,6 +678,7 @@ class Operation:
         numbers: Mapping[str, float],
         algebra: Algebra,
         off: Mapping[str, float],
+        independent: tuple[float, float] | None,
     ) -> list[tuple[Number, Number]]:
         """Return a block of each output, and its S.
 
@@ -700,17 +709,30 @@ class Operation:
                 if r.name in off:
                     squares = _contracted([x * x for x, _ in pairs], over, algebra)
                     values[r.name] = values[r.name] + off[r.name] * np.sqrt(squares)
-                if not algebra.exact:
+                if not algebra.exact and independent:
+                    unit, floor = independent
+                    pairs = [
+                        (x, e + np.minimum(floor, np.abs(x)) / unit)
+                        if errors.keys() & {*factor.names()} else (x, e)
+                        for factor, (x, e) in zip(r.factors, pairs, strict=True)
+                    ]  # fmt: skip
+                    errors[r.name] = _contracted_noise(pairs, over)
+                elif not algebra.exact:
                     errors[r.name] = _contracted_error(pairs, over)
                 continue
             point, error = at(r.expression)
-            if r.operator == "add" and not algebra.exact:  # which rounds, too
+            rounds = r.operator == "add" and not algebra.exact  # the sum, too
+            if rounds:
                 error = np.maximum(np.abs(point), error)
+            if rounds and independent:
+                error = error * error
             shape = tuple(extents[a] if a in spans else 1 for a in self.axes)
             values[r.name], errors[r.name] = (
                 algebra.total(r.operator, np.broadcast_to(x, shape), over) if np.ndim(x) else x
                 for x in (np.broadcast_to(point, shape), error)
             )
+            if rounds and independent:
+                errors[r.name] = np.sqrt(errors[r.name])
             if r.name in off:
                 squares = algebra.total("add", np.broadcast_to(point * point, shape), over)
                 values[r.name] = values[r.name] + off[r.name] * np.sqrt(squares)
@@ -852,6 +874,19 @@ def _contracted_error(pairs: Sequence[tuple[Number, Number]], over: tuple[int, .
         if np.ndim(off) or off:
             total = total + _contracted([*sizes[:i], off, *sizes[i + 1 :]], over, FLOATS)
     return total
+
+
+def _contracted_noise(pairs: Sequence[tuple[Number, Number]], over: tuple[int, ...]) -> Number:
+    """Return S of a contraction whose roundings have signs of their own; see ``reference``."""
+    squares = [x * x for x, _ in pairs]
+    shape = np.broadcast_shapes(*(np.shape(x) for x in squares))
+    total = math.prod(shape[d] for d in over) * _contracted(squares, over, FLOATS)
+    for i, (_, off) in enumerate(pairs):
+        if np.ndim(off) or off:
+            noise = [*squares[:i], off * off, *squares[i + 1 :]]
+            total = total + _contracted(noise, over, FLOATS)
+    found: Number = np.sqrt(total)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -1157,7 +1192,7 @@ def softmax(dtype: str = "f32") -> Operation:
 
 def attention(
     dtype: str = "bf16", *, mask: str = "none", scale: bool = True, lse: bool = False,
-    pages: int = 0, lengths: bool = False,
+    pages: int = 0, lengths: bool = False, scales: bool = False,
 ) -> Operation:  # fmt: skip
     """``o = softmax(scale q k^T + mask) v``, for each of l batches, h kv heads and g query heads.
 
@@ -1176,7 +1211,13 @@ def attention(
     ``pages``: keys and values lie in pages of so many, k[page,h,key,d] and v[page,h,key,e], and
     ``table[l,block]`` in i32 says in which (``tinygpu.term.pages``); n is a multiple of it.
     ``lengths``: sequence l has ``lengths[l]`` keys, in i32, and masks have that in the place of n.
-    Raises OperationError for another mask, for types of 8 bits, and for pages of no multiple of 16.
+
+    With e4m3 o is bf16, and v is given with its keys contiguous, ``v[l,h,e,n]``: products of 8 bits
+    take what they sum over so.  ``scales``: q, k and v are times scale_q[l,h], scale_k[l,h] and
+    scale_v[l,h] in f32, by which they were divided before they were rounded; of those of q and k
+    the sizes, so that a maximum of s is one of the powers.
+    Raises OperationError for another mask, for other types of 8 bits and pages or lengths of e4m3,
+    and for pages of no multiple of 16.
 
     >>> print(attention(mask="causal").mask)
     (index(n) <= (index(m) + (n - m)))
@@ -1186,10 +1227,9 @@ def attention(
     """
     require_kind("attention: dtype", dtype, str, OperationError)
     require_kind("attention: mask", mask, str, OperationError)
-    if dtype not in ("f16", "bf16", "f32"):
+    if dtype not in ("f16", "bf16", "f32", "e4m3"):
         raise OperationError(
-            f"attention: dtype {dtype}; there are f16, bf16, f32: weights of 8 bits lose the "
-            "softmax's sum, convert the inputs"
+            f"attention: dtype {dtype}; there are f16, bf16, f32, e4m3; convert the inputs"
         )
     require_kind("attention: pages", pages, int, OperationError)
     if pages < 0 or pages % _PAGE_UNIT:
@@ -1197,27 +1237,36 @@ def attention(
             f"attention: pages of {pages} keys; give a multiple of {_PAGE_UNIT}, as 64: a page is "
             "moved in boxes of so many lines"
         )
+    if dtype == "e4m3" and (pages or lengths):
+        raise OperationError(
+            f"attention: dtype e4m3 with {'pages' if pages else 'lengths'}; give bf16 or f16"
+        )
     long = Lengths("n", "l", "lengths") if lengths else None
     shown, s = _shows(mask, long), value("s")
     seen = s if shown is None else apply("where", shown, s, -math.inf)
     top = apply("max", value("top"), _LEAST)
     factor = value("scale") * _LOG2_E if scale else Constant(_LOG2_E)
+    if scales:
+        factor = factor * apply("abs", value("scale_q")) * apply("abs", value("scale_k"))
     weight = apply("ex2.ftz", (seen - top) * factor)
     logarithm = (top * factor + apply("lg2", value("total"))) * _LN2
-    shapes = {"q": "lhgmd", "k": "lhnd", "v": "lhne", "o": "lhgme"}
-    *inputs, output = (Operand(name, tuple(axes), dtype) for name, axes in shapes.items())
+    narrow = dtype == "e4m3"
+    shapes = {"q": "lhgmd", "k": "lhnd", "v": "lhen" if narrow else "lhne"}
+    inputs = [Operand(name, tuple(axes), dtype) for name, axes in shapes.items()]
+    inputs += [Operand(f"scale_{name}", tuple("lh"), "f32") for name in shapes if scales]
+    result = ACC * apply("rcp0", value("total"))
     return Operation(
         name="attention",
         axes=tuple("lhgmnde"),
         inputs=tuple(inputs),
-        output=output,
+        output=Operand("o", tuple("lhgme"), "bf16" if narrow else dtype),
         reductions=(
             Reduction("s", "add", value("q") * value("k"), ("d",)),
             Reduction("top", "max", seen, ("n",)),
             Reduction("total", "add", weight, ("n",)),
             Reduction("acc", "add", weight * value("v"), ("n",)),
         ),
-        epilogue=ACC * apply("rcp0", value("total")),
+        epilogue=result * value("scale_v") if scales else result,
         scalars=("scale",) if scale else (),
         further=((Operand("lse", tuple("lhgm"), "f32"), logarithm),) if lse else (),
         pages=Pages("n", "l", pages, "table", ("k", "v")) if pages else None,

@@ -39,6 +39,7 @@ from typing import Any
 import numpy as np
 
 from tinygpu.errors import OperationError
+from tinygpu.numbers import Array
 
 __all__ = ["POOL", "Lengths", "Pages"]
 
@@ -76,7 +77,7 @@ class Pages:
             return tuple(axes)
         return tuple(POOL if a == self.rows else self.size if a == self.axis else a for a in axes)
 
-    def blocks(self, size: Any) -> Any:
+    def blocks(self, size: int) -> int:
         """Return how many blocks there are along the axis.  Raises OperationError for a part."""
         if size % self.size:
             raise OperationError(
@@ -86,8 +87,8 @@ class Pages:
         return size // self.size
 
     def places(
-        self, axes: Sequence[int | str], at: Sequence[Any], table: Any, many: int
-    ) -> tuple[list[Any], Any]:
+        self, axes: Sequence[int | str], at: Sequence[Array], table: Array, many: int
+    ) -> tuple[list[Array], Array]:
         """Return where elements lie in a pool of ``many`` pages, and which of them are in one.
 
         ``at`` has their coordinates along each axis: integers, or arrays that broadcast.
@@ -101,7 +102,7 @@ class Pages:
         found[rows], found[along] = np.where(there, entry, 0), np.asarray(at[along]) % self.size
         return found, there
 
-    def gathered(self, axes: Sequence[str], pool: Any, table: Any) -> Any:
+    def gathered(self, axes: Sequence[str], pool: Array, table: Array) -> Array:
         """Return an input with these axes, read through the table: of NumPy or CuPy, as the pool.
 
         Entries of the table that are no page's number give zeros.

@@ -146,6 +146,11 @@ class Array:
     """Whether each copy of a role has one of its own."""
 
     @property
+    def slabbed(self) -> bool:
+        """Whether it lies in slabs."""
+        return not isinstance(self.slab, int) or self.slab > 0
+
+    @property
     def name(self) -> str:
         """Its name."""
         return self.buffer.name
@@ -307,13 +312,15 @@ class DataMovement(Scopes):
 
     def smem(
         self, name: str, dtype: str, *digits: str, pad: int = 0, stages: int | None = None,
-        swizzle: int | str | tuple[int, int, int] = 0, piece: int = 16, **extents: int,
+        swizzle: int | str | tuple[int, int, int] = 0, piece: int = 16,
+        slab_bytes: int = _SLAB_BYTES, **extents: int,
     ) -> Array:  # fmt: skip
         """Declare a tile in shared memory, its last dimension contiguous; ``stages`` make a ring.
 
         Its dimensions are new digits, as tm=64, or known ones, by name.  ``pad`` elements follow
-        each line.  ``swizzle`` = 128: slabs of 128 B, as TMA and wgmma take them; "line": one slab,
-        or as many as a third dimension counts, whose pieces of ``piece`` bytes change places by the
+        each line.  ``swizzle`` = 128: slabs of 128 B, as TMA and wgmma take them, or of
+        ``slab_bytes``, 32 or 64, with the swizzle of such lines; "line": one slab, or as many
+        as a third dimension counts, whose pieces of ``piece`` bytes change places by the
         number of the line, or of the 128 B, if a line has a power of two of them; or (bits, base,
         shift) of ``tinygpu.term.layout.Swizzle``.
         What is declared in a role each of its copies has for itself.
@@ -329,8 +336,9 @@ class DataMovement(Scopes):
             text = f"tile {name}: swizzle {swizzle} of {len(extents)} dimensions"
             raise error(f'{text}; it is 128 or "line", of two dimensions', "swizzle")
         each, shape = DTYPES[dtype].bytes, tuple(extents.values())
-        slab = _SLAB_BYTES // each if swizzle == _SLAB_BYTES else 0
-        if slab:
+        slab: int = 0
+        if swizzle == _SLAB_BYTES:
+            slab = slab_bytes // each
             shape = (shape[0], slab, shape[1] // slab)
         pitches: list[int] = [1]
         size: int = shape[-1] + pad
@@ -575,10 +583,10 @@ class DataMovement(Scopes):
 
         Raises ProgramError for a digit that counts on from one slab of a tile to the next.
         """
-        if not array.slab:
+        if not array.slabbed:
             return steps
         down, along = steps
-        within = isinstance(along, int) and along % array.slab
+        within = isinstance(along, int) and isinstance(array.slab, int) and along % array.slab
         if within and np.any(along * self._digits.extent(digit) > array.slab):
             text = f"digit {digit}: goes on in further slabs of {array.name}"
             raise error(f"{text}; count it in two, as k.split does", digit)

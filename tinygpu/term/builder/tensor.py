@@ -8,6 +8,7 @@ Source: PTX ISA 9, "mma", "wgmma", "tcgen05", "cp.async.bulk.tensor".
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -26,7 +27,6 @@ from tinygpu.term.tensor_memory import LANES, RowLanes
 
 __all__ = ["TensorInstructions"]
 
-_SLAB_BYTES = 128  # the widest swizzle
 _SLICE_BYTES, _PAIR = 32, 2  # spec: PTX ISA, a product's k in bytes; neighbours in a register
 _SHARE = re.compile(r"\s*(\w+) by (\w+)\s*")
 _TMA_LOAD = INSTRUCTIONS["cp.async.bulk.tensor"]
@@ -101,20 +101,29 @@ class TensorInstructions(Arithmetic):
 
         With ``share`` = "tm by rank_n" each of the CTAs that rank_n counts loads a part of tm, and
         sends it to all of them.  A pattern with tm = (head line) loads the lines of one ``head``, a
-        loop's digit.  Of a tile's lines those beyond the array's end are left out (``trim``), if no
+        loop's digit.  With tm = (half four next), m = (bm four half next) lines that follow one
+        another in the tile lie apart in the array: two digits count them, in a box of more
+        dimensions.  Of a tile's lines those beyond the array's end are left out (``trim``), if no
         sum goes over them and no tile value says where they begin; else zeros are loaded.  ``by``:
         another instruction that loads a tile.
         """
         tile = piece_of(tile)
         array, place = tile.array, self._place(part)
-        down, right = self._elects("tma", array, part, array.slab)
+        down, right = self._elects("tma", array, part, array.slabbed)
         lines, wide = array.axes
         slab, extents = array.slab, {d: self._digits.extent(d) for d in array.axes}
-        here, shared, rank = Affine(), "", ""
-        *turns, line = self._lines_of(array, part)
-        extents[lines] = self._digits.extent(line)
-        part_of_tile = sum((var(d, self._digits.along(lines, part.equations)[0][d])
-                            for d in turns), Affine())  # fmt: skip
+        here, shared, rank = 0, "", ""
+        turns, far, line = self._lines_of(array, part)
+        down_tile = self._digits.along(lines, part.equations)[0] if turns or far else {}
+        extents[lines] = self._digits.extent(far or line)
+        apart, packed = 1, 1  # lines from one to the next: in the array, and in the tile
+        if far:
+            step = self._digits.along(part.array.axes[down], part.equations)[0][far]
+            lines_on = down_tile[far]
+            if isinstance(step, str) or isinstance(lines_on, str):
+                raise error(f"tma: {far} is shared out over CTAs; give lines a known step", far)
+            apart, packed = step, lines_on
+        part_of_tile = sum((var(d, down_tile[d]) for d in turns), Affine())
         written = any(part.array.axes[down] in o.axes for o in self.op.outputs)
         if share:
             match = _SHARE.fullmatch(share)
@@ -124,25 +133,28 @@ class TensorInstructions(Arithmetic):
             shared, rank = match.groups()
             self._digits.require_by("tma", rank, "the cluster")
             extents[shared] = extents[shared] // self._digits.extent(rank)
-            here = var(rank, extents[shared])
+            here = extents[shared]
         access = replace(self._access(part, place, ()), thread=())
         moved = [*access.origin]
-        for axis, digit in zip((down, right), array.axes, strict=True):
-            moved[axis] = moved[axis] + here if digit == shared else moved[axis]
+        for axis, digit, step in zip((down, right), array.axes, (apart, 1), strict=True):
+            if digit == shared:
+                moved[axis] = moved[axis] + var(rank, here * step)
         steps = tuple(
             tuple([step * (axis == d) for d in range(len(moved))])
-            for axis, step in ((right, 1), (down, 1), (right, slab))
+            for axis, step in ((right, 1), (down, apart), (right, slab), *[(down, 1)] * bool(far))
         )
         lies = self._digits.expanded(part.equations, part.array.axes[down])
         begins = any(self._digits.by(digit) == "a tile value" for digit in lies)
-        guard, trimmed = (True,) * len(moved), trim and written and not begins
+        guard, trimmed = (True,) * len(moved), trim and written and not begins and not far
         there = replace(access, value=steps, origin=tuple(moved), guard=guard, trimmed=trimmed)
-        to = (here + part_of_tile, Affine(), Affine())
+        first = var(rank, here * packed) if shared == lines else Affine()
+        to = (first + part_of_tile, Affine(), Affine())
         if shared == wide:
             to = (part_of_tile, Affine(), var(rank, extents[wide] // slab))
-        within, index = ((0, 1, 0), (1, 0, 0), (0, 0, 1)), tile.whole_use
-        inside = Access(array.buffer, within, origin=to, index=index)
-        values = (slab, extents[lines], extents[wide] // slab)
+        within = ((0, 1, 0), (packed, 0, 0), (0, 0, 1), *[(1, 0, 0)] * bool(far))
+        inside = Access(array.buffer, within, origin=to, index=tile.whole_use)
+        near = (self._digits.extent(line),) * bool(far)
+        values = (slab, extents[lines], extents[wide] // slab, *near)
         landing = (signal.barrier, signal.index)
         self._append(term.Do(by, inside, (there,), values, signal=landing, multicast=rank))
 
@@ -154,7 +166,7 @@ class TensorInstructions(Arithmetic):
         """
         tile = piece_of(tile)
         array, place = tile.array, self._place(part)
-        self._elects("tma_store", array, part, not array.slab and len(array.axes) in (2, 3))
+        self._elects("tma_store", array, part, not array.slabbed and len(array.axes) in (2, 3))
         row, column, *slabs = array.axes
         if any(digit not in place.steps for digit in slabs):
             text = f"tma_store: {array.name} has {slabs[0]}, and the pattern of {part.array.name}"
@@ -176,25 +188,33 @@ class TensorInstructions(Arithmetic):
         if not swizzled or rank < 2:
             raise error(f"{what}: {array.name} is no tile with the swizzle it needs", array.name)
         ends = {self._digits.expanded(part.equations, axis)[-1]: i for i, axis in enumerate(axes)}
-        *turns, line = self._lines_of(array, part)
+        turns, far, line = self._lines_of(array, part)
         lines, elements = (ends.get(digit, -1) for digit in (line, array.axes[1]))
         still = not any(map(self._digits.counted, turns))
+        still &= not far or far in self._digits.expanded(part.equations, axes[lines])
         for axis, digit, found in ((-2, line, 0 <= lines < rank - 1 and still),
                                    (-1, array.axes[1], elements == rank - 1)):  # fmt: skip
             if not found:
                 text = f"{what}: {part.array.name}'s axis {axes[axis]} has to end in {digit}"
                 raise error(f"{text}, as the tile {array.name} has it", part.array.name)
         for name in axes:
-            others = {*self._digits.expanded(part.equations, name)} - {line, *array.axes}
+            others = {*self._digits.expanded(part.equations, name)} - {far, line, *array.axes}
             if counted := sorted(filter(self._digits.counted, others)):
                 text = f"{what}: {part.array.name}'s axis {name} has {counted[0]}"
                 raise error(f"{text}, which the tile {array.name} has not", part.array.name)
         return lines, elements
 
-    def _lines_of(self, array: Array, part: Piece) -> tuple[str, ...]:
-        """Return in which digits a tile's lines are counted by the pattern of what is copied."""
+    def _lines_of(self, array: Array, part: Piece) -> tuple[tuple[str, ...], str, str]:
+        """Return in which digits a tile's lines are counted by the pattern of what is copied.
+
+        Those that are not a box's; that of lines that lie apart, if two are; that of lines.
+        """
         lines = array.axes[0]
-        return self._digits.expanded(part.equations, lines) if lines in part.equations else (lines,)
+        if lines not in part.equations:
+            return (), "", lines
+        *turns, line = self._digits.expanded(part.equations, lines)
+        apart = bool(turns) and self._digits.counted(turns[-1])
+        return (*turns[:-1],) if apart else (*turns,), turns[-1] if apart else "", line
 
     def mma(
         self, sums: Held, x: Held, y: Held, *, by: Instruction = INSTRUCTIONS["mma.sync"]
@@ -234,15 +254,16 @@ class TensorInstructions(Arithmetic):
         """Add the product of two tiles, by the digits of the sums; where ``fresh`` is 0, set it.
 
         Patterns say how digits count: x["tm = (.. warp half octet)"] the rows, y["tn = (.. group
-        quad pair)"] the columns.  x may lie in registers, 16-bit values by rows and two digits of
-        k; y's pattern then says how those count k, with the quad of threads: "tk = (group quad
-        pair)".  ``fresh`` True sets the sums, False adds to them.
+        quad pair)"] the columns.  x may lie in registers, values by rows and digits of k, of 16
+        bits two, of 8 bits three, or two of which one counts four; y's pattern then says how those
+        count k, with the quad of threads: "tk = (group quad pair)", "tk = (group quad duo pair)".
+        ``fresh`` True sets the sums, False adds to them.
         """
         self._warpgroup("wgmma")
         self._each_thread("wgmma")
         x, y = x if isinstance(x, Held) else piece_of(x), piece_of(y)
         slab, threads = y.array.slab, self._digits.threads
-        if not slab or (isinstance(x, Piece) and x.array.slab != slab):
+        if not y.array.slabbed or (isinstance(x, Piece) and differ(x.array.slab, slab)):
             raise error("wgmma: both tiles need swizzle=128", "wgmma")
         if isinstance(fresh, LoopIndex):
             self._digits.in_scope(fresh)
@@ -253,7 +274,7 @@ class TensorInstructions(Arithmetic):
         else:
             rows = dict.fromkeys((d for d in x.digits[::-1] if d not in along), 0)
         half, far, pair, groups = self._of_sums(sums, rows, columns)
-        step, many = _SLICE_BYTES * slab // _SLAB_BYTES, self._digits.extent(depth)
+        step, many = _SLICE_BYTES // y.array.buffer.type.bytes, self._digits.extent(depth)
         slices, slabs = slab // step, many // slab
         still, more = (0, 0, 0), len(groups) * 2
         if isinstance(x, Piece):
@@ -268,13 +289,20 @@ class TensorInstructions(Arithmetic):
                 x.use,
             )  # fmt: skip
         else:
-            word, deep, quad = self._of_depth(x, along, (half, far))
-            counts = [self._digits.extent(word), self._digits.extent(quad), _PAIR]
-            of_k = [across(y.array, depth, along[d]) for d in (word, quad, deep)]
+            words, deep, quad = self._of_depth(x, along, (half, far))
+            word = [along[d] for d in words]
+            if four := len(words) == 1 and x.buffer.type.bytes == 1:
+                word += [2 * along[words[0]]]  # a digit of four is two of two
+            counts = [*(_PAIR for _ in word), self._digits.extent(quad), _PAIR]
+            of_k = [across(y.array, depth, step) for step in (*word, along[quad], along[deep])]
             if y.array.axes[-1] != depth:  # a line for each of k, as many as there are
                 slices, slabs = -(-many // step), 1
             at = {far: var("block"), deep: var("slab", slab * _PAIR // step) + var("slice", _PAIR)}
-            left = self._own(x, (word, "", deep, "", half, *("",) * more), len(threads), at)
+            modes_of_x = (*words, "", deep, "", half, *("",) * more)
+            left = self._own(x, modes_of_x, len(threads), at)
+            if four:
+                one, *others = left.value
+                left = replace(left, value=(one, tuple(2 * s for s in one), *others))
         each = (self._in_slabs(y.array, column_axis, columns[d], d) for d in groups)
         modes = [mode for both in each for mode in both]
         right = Access(
@@ -335,14 +363,19 @@ class TensorInstructions(Arithmetic):
 
     def _of_depth(
         self, x: Held, along: Mapping[str, int], rows: tuple[str, ...]
-    ) -> tuple[str, str, str]:
-        """Return the digits that count k in registers: word, deep, and the quad of threads."""
-        digits = list(filter(self._digits.counted, along))
+    ) -> tuple[tuple[str, ...], str, str]:
+        """Return the digits that count k in registers: of a word, deep, and the quad of threads."""
+        digits = tuple(filter(self._digits.counted, along))
         quads = [d for d in along if self._digits.by(d) == "threads"]
-        if len(digits) != 2 or len(quads) != 1 or {*x.digits} != {*digits, *filter(None, rows)}:
+        words, narrow = digits[:-1], x.buffer.type.bytes == 1
+        counted = len(words) == 1 or (narrow and len(words) == 2)
+        if narrow and counted:
+            counted = not differ(math.prod(self._digits.extents(words)), _PAIR * _PAIR)
+        if not counted or len(quads) != 1 or {*x.digits} != {*digits, *filter(None, rows)}:
             text = f"wgmma: {x.name} has {' '.join(x.digits)}, and ({' '.join(along)}) counts k"
-            raise error(f"{text}; they have to be a digit, a quad and a pair", "wgmma")
-        return digits[0], digits[1], quads[0]
+            want = "a digit, a quad and four" if narrow else "a digit, a quad and a pair"
+            raise error(f"{text}; they have to be {want}", "wgmma")
+        return words, digits[-1], quads[0]
 
     def _moving(self, steps: Mapping[str, int]) -> dict[str, int]:
         """Return the steps of digits that neither threads nor an instruction count."""
@@ -390,10 +423,10 @@ class TensorInstructions(Arithmetic):
             text = f"tcgen05_mma: {got}; it computes tm tn += tm tk * part tk"
             raise error(text, "tcgen05_mma")
         in_tmem, slab = x.array.buffer.level == "tmem", y.array.slab
-        if not slab or (x.array.slab != slab and not in_tmem):
+        if not y.array.slabbed or (differ(x.array.slab, slab) and not in_tmem):
             raise error("tcgen05_mma: tiles in shared memory need swizzle=128", "tcgen05_mma")
         self._digits.in_scope(fresh)
-        step, near = _SLICE_BYTES * slab // _SLAB_BYTES, lanes.near
+        step, near = _SLICE_BYTES // y.array.buffer.type.bytes, lanes.near
         within, at, still = var("slice", step), var("slab"), ((0, 0, 0),) * 3
         along = var("slab", slab) + within
         wide = slab if y.array.axes[-1] == columns else part
@@ -430,10 +463,10 @@ class TensorInstructions(Arithmetic):
         self._one_thread("tcgen05_cp", _EACH)
         self._in_lanes(to, "tcgen05_cp")
         slab, (rows, depth) = tile.array.slab, to.array.axes
-        if not slab or {*tile.array.axes} != {rows, depth}:
+        if not tile.array.slabbed or {*tile.array.axes} != {rows, depth}:
             text = f"tcgen05_cp: {to.array.name} has {rows} {depth}; {tile.array.name} needs them,"
             raise error(f"{text} and swizzle=128", "tcgen05_cp")
-        step = _SLICE_BYTES * slab // _SLAB_BYTES
+        step = _SLICE_BYTES // tile.array.buffer.type.bytes
         into = ((0, 1), (1, 0), (0, step), (0, slab))
         of = ((0, 1, 0), (1, 0, 0), (0, step, 0), (0, 0, 1))
         write = Access(to.array.buffer, into, index=to.whole_use)
