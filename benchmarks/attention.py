@@ -69,8 +69,9 @@ from tinygpu.term.operation import Problem
 from tinygpu.term.program import Program
 from tinygpu.term.schedule import Schedule
 
-__all__ = ["CASES", "FIELDS", "Case", "Data", "compare", "main", "points", "problem_of",
-           "reference", "row_of", "searched", "summary", "visible", "words_of"]  # fmt: skip
+__all__ = ["CASES", "FIELDS", "Case", "Data", "compare", "drawn", "fa3", "main", "own", "points",
+           "problem_of", "reference", "row_of", "sdpa", "searched", "summary", "visible",
+           "words_of"]  # fmt: skip
 
 FIELDS = (
     *("b", "h", "g", "d", "causal", "flops", "tflops", "ratio", "points", "decisions"),
@@ -432,7 +433,7 @@ def _wrong(error: float) -> str:
     return f"it is wrong: its worst error is {error:.3g} times what rounding allows"
 
 
-def _sdpa(backend: str, one: Case, data: Data) -> Enqueue:
+def sdpa(backend: str, one: Case, data: Data) -> Enqueue:
     """PyTorch's SDPA with one backend alone."""
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -451,7 +452,7 @@ def _sdpa(backend: str, one: Case, data: Data) -> Enqueue:
     return run
 
 
-def _fa3(one: Case, data: Data) -> Enqueue:
+def fa3(one: Case, data: Data) -> Enqueue:
     """FlashAttention-3 of the wheel ``fa3-fwd``; with one query it chooses how keys are split."""
     interface = importlib.import_module("fa3_fwd_interface")
     attend = interface.flash_attn_with_kvcache if one.m == 1 else interface.flash_attn_func
@@ -476,7 +477,7 @@ def _triton(name: str, one: Case, data: Data) -> Enqueue:
     )
 
 
-def _point(kernel: Any, one: Case, data: Data) -> Enqueue:
+def own(kernel: Any, one: Case, data: Data) -> Enqueue:
     """Prepare the launch of a term's kernel."""
     import torch
 
@@ -491,16 +492,16 @@ def _point(kernel: Any, one: Case, data: Data) -> Enqueue:
 def peers_of(one: Case) -> dict[str, Candidate]:
     """Return the peers by name."""
     if one.dtype == "e4m3":
-        return {"fa3": partial(_fa3, one)}
+        return {"fa3": partial(fa3, one)}
     found: dict[str, Candidate] = {
-        "cudnn": partial(_sdpa, "CUDNN_ATTENTION", one),
-        "fa2": partial(_sdpa, "FLASH_ATTENTION", one),
-        "fa3": partial(_fa3, one),
+        "cudnn": partial(sdpa, "CUDNN_ATTENTION", one),
+        "fa2": partial(sdpa, "FLASH_ATTENTION", one),
+        "fa3": partial(fa3, one),
     }
     return found | {f"triton {name}": partial(_triton, name, one) for name in CONFIGURATIONS}
 
 
-def _drawn(one: Case) -> list[Data]:
+def drawn(one: Case) -> list[Data]:
     """Draw as many sets as exceed twice the L2."""
     import torch
 
@@ -514,8 +515,8 @@ def _drawn(one: Case) -> list[Data]:
     kind = torch.float8_e4m3fn if one.dtype == "e4m3" else torch.bfloat16
 
     def draw(shape: tuple[int, ...]) -> Array:
-        drawn = torch.randn(shape, generator=random, device="cuda", dtype=torch.float32)
-        return drawn.to(kind)
+        wide = torch.randn(shape, generator=random, device="cuda", dtype=torch.float32)
+        return wide.to(kind)
 
     found = []
     for seed in range(sets):
@@ -548,11 +549,11 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
     for name, program in pickle.loads(base64.b64decode(request["programs"])).items():
         try:
             sizes = problem_of(one).sizes
-            candidates[f"point {name}"] = partial(_point, Kernel(program, sizes=sizes), one)
+            candidates[f"point {name}"] = partial(own, Kernel(program, sizes=sizes), one)
         except TinyGpuError as error:
             failures[f"point {name}"] = str(error)
     candidates |= peers_of(one)
-    found = compare(one, candidates, _drawn(one), time_interleaved, torch.cuda.synchronize)
+    found = compare(one, candidates, drawn(one), time_interleaved, torch.cuda.synchronize)
     return {**found, "failures": {**failures, **found["failures"]}}
 
 

@@ -26,11 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.attention import Case, problem_of
-from benchmarks.attention import _drawn as drawn
-from benchmarks.attention import _fa3 as fa3
-from benchmarks.attention import _point as own
-from benchmarks.attention import _sdpa as sdpa
+from benchmarks.attention import Case, drawn, fa3, own, problem_of, sdpa
 from benchmarks.peers import FOLDER, write_tree
 from tinygpu.codegen.run.provenance import provenance
 from tinygpu.errors import LaunchError, TinyGpuError
