@@ -871,6 +871,44 @@ def _attention_of_8_bits() -> str:
     return f"{_markdown(columns, rows)}\n\n{_run_of_attention('attention_searched', tree, kept)}"
 
 
+_ACROSS = 4
+"""Columns of orders beside one another."""
+
+
+def _cycles(*, orders: bool) -> str:
+    """Return what Nsight Compute counts of attention's schedules, or of the orders of one."""
+    path = FOLDER.parent / "h100" / "attention_cycles.json"
+    tree = json.loads(path.read_text(encoding="utf-8"))
+    every = [row for row in tree["rows"] if row["name"].startswith("order ") == orders]
+    if orders:
+        best = min(row["cycles"] for row in every)
+        told = [
+            f"| `{row['name'].removeprefix('order ')}` | {row['cycles'] / best:.3f} "
+            for row in sorted(every, key=lambda row: row["cycles"])
+        ]
+        down = -(-len(told) // _ACROSS)
+        told += ["| | "] * (down * _ACROSS - len(told))
+        lines = ["".join(told[i::down]) + "|" for i in range(down)]
+        head = ["| order | cycles " * _ACROSS + "|", "| --- | ---: " * _ACROSS + "|"]
+        return "\n".join([*head, *lines])
+    theirs = {row["case"]: row["cycles"] for row in every if row["name"] == "FlashAttention-3"}
+    columns = ("case", "schedule", "#M cycles", "#FA3's / ours", "#tensor cores", "#L2", "#DRAM")
+    rows = [
+        (
+            row["case"], row["name"], f"{row['cycles'] / 1e6:.3f}",
+            _ratio(theirs[row["case"]], row["cycles"]),
+            f"{row['tensor_percent']:.1f} %", f"{row['l2_bytes'] / 1e9:.1f} GB",
+            f"{row['dram_bytes'] / 1e9:.2f} GB",
+        )
+        for row in every
+    ]  # fmt: skip
+    run = tree["provenance"]
+    told = (
+        f"{run['device']}, driver {run['driver']}; {run['date'][:10]}; commit {run['commit'][:7]}"
+    )
+    return f"{_markdown(columns, rows)}\n\nFile `benchmarks/results/h100/{path.name}`; {told}."
+
+
 def _grouped(gated: bool = False) -> str:
     """Return what a search finds for grouped matmuls, beside their peers; those with a gate."""
     path = FOLDER.parent / "h100" / "grouped.json"
@@ -968,6 +1006,8 @@ def _run_of_attention(table: str, tree: Mapping[str, Any], rows: Sequence[Any]) 
 TABLES: Mapping[str, Callable[[], str]] = {
     "attention": _attention,
     "attention searched": lambda: _attention("attention_searched"),
+    "attention cycles": lambda: _cycles(orders=False),
+    "attention cycles of orders": lambda: _cycles(orders=True),
     "attention decode": _decode,
     "attention paged": _paged,
     "attention fp8": _attention_of_8_bits,
