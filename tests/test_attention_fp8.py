@@ -430,6 +430,14 @@ def test_the_machine_refuses_other_operations(operation: Operation) -> None:
 
 
 @pytest.mark.parametrize(
+    ("asked", "told"), [({"pages": 64}, "pages"), ({"lengths": True}, "lengths")]
+)
+def test_pages_and_lengths_are_refused(asked: dict[str, Any], told: str) -> None:
+    with pytest.raises(OperationError, match=f"dtype e4m3 with {told}; give bf16 or f16"):
+        attention("e4m3", **asked)
+
+
+@pytest.mark.parametrize(
     "change", [from_(4, 1, 2), from_(6, 2), sideways], ids=["odd", "even", "sideways"]
 )
 def test_code_is_refused_where_lines_are_not_known(change: Callable[[Do, Access], Do]) -> None:

@@ -1079,7 +1079,7 @@ def test_the_loader_imports_little() -> None:
                 pytest.fail("a relative import")
     assert found[True] - sys.stdlib_module_names == {"numpy"}
     assert found[False] == {"cupy", "torch", "ml_dtypes"}
-    assert len(loader_text().splitlines()) < 2000
+    assert len(loader_text().splitlines()) < 2050
     assert loader_text().encode() == parts()["loader.py"]
 
 

@@ -155,8 +155,8 @@ WRONG: dict[str, tuple[str, Access, Access, tuple[int, ...]]] = {
     "x's rows by columns": ("rows of the sums", replace(X, value=((0, 1, 0), (1, 0, 0), (0, 0, 0),
                             (0, 0, 0))), Y, VALUES),
     "k across slabs": ("rows of the sums", replace(X, value=((0, 0, 1), *X.value[1:])), Y, VALUES),
-    "rows of 64 B": ("128 B rows", replace(X, buffer=replace(A, stride=(32, 1, 2048))), Y, VALUES),
-    "no swizzle": ("128 B rows", replace(X, buffer=replace(A, swizzle=(0, 0, 0))), Y, VALUES),
+    "rows of 64 B": ("B rows that", replace(X, buffer=replace(A, stride=(32, 1, 2048))), Y, VALUES),
+    "no swizzle": ("B rows that", replace(X, buffer=replace(A, swizzle=(0, 0, 0))), Y, VALUES),
 }  # fmt: skip
 
 

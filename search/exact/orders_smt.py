@@ -32,7 +32,7 @@ from tinygpu.term.plan import kernels_of
 from tinygpu.term.schedule import Schedule
 
 if TYPE_CHECKING:
-    from z3 import BoolRef
+    from tinygpu.smt import BoolRef
 
 __all__ = ["fastest"]
 

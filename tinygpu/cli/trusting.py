@@ -63,8 +63,9 @@ def cases_in(path: Path, device: str, machines: Mapping[str, Machine]) -> list[E
 
 def _kept(file: Path, device: str, machines: Mapping[str, Machine]) -> Iterator[Evidence | None]:
     """Yield the cases of a store or its export: by problem, machine, device, driver, emitter."""
-    with Store(":memory:" if file.suffix == ".jsonl" else file) as store:
-        if file.suffix == ".jsonl":
+    lines = file.suffix in (".json", ".jsonl")
+    with Store(":memory:" if lines else file) as store:
+        if lines:
             with file.open(encoding="utf-8") as opened:
                 store.import_lines(opened)
         kept = list(store)

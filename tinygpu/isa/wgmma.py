@@ -11,6 +11,7 @@ steps of k that (word, lane, deep) count: k = 8 deep + 2 lane + word, of 8 bits 
 columns is half of 16 steps of k.  Of 8 bits the four of a word are two pairs of two groups: the
 columns 8 (2 deep + duo) + 2 quad + pair are the steps 16 deep + 4 quad + 2 duo + pair.
 
+>>> import numpy as np
 >>> held = np.arange(8.0 * 128).reshape(8, 128, 1)
 >>> matrix = rows_of(held)
 >>> matrix.shape, matrix[0, 2, :4].tolist()      # octet 1: thread 4 has steps 0 and 1 of k

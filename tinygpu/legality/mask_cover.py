@@ -68,7 +68,7 @@ from tinygpu.term.program import (
 )
 
 if TYPE_CHECKING:
-    from z3 import ArithRef, BoolRef, ExprRef
+    from tinygpu.smt import ArithRef, BoolRef, ExprRef
 
 __all__ = ["Cover", "Guard", "Hide", "Reading", "Weighted", "decide", "mask_cover", "read"]
 

@@ -185,11 +185,8 @@ class FlashAttention(Machine):
             own[_LENGTH.name] = apply("min", apply("max", there, 0), keys)
             keys = value(_LENGTH.name)
         if right is None:
-            return (
-                k.tiles(start="", step=1, **own, trips=keys.ceildiv(self.stride))
-                if own
-                else k.tiles()
-            )
+            own |= {"trips": keys.ceildiv(self.stride)} if own else {}
+            return k.tiles(start="", step=1, **own)
         rows, ahead = Constant(self.span), keys - value("m")
         end = (value("bm") + Constant(1)) * rows + ahead
         seen = apply("min", keys, end + right if right else end)

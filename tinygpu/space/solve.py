@@ -51,7 +51,7 @@ from tinygpu.term.machine import Chosen, Requirement, Value
 from tinygpu.term.schedule import Schedule
 
 if TYPE_CHECKING:
-    from z3 import BoolRef, ModelRef
+    from tinygpu.smt import BoolRef, ModelRef
 
 __all__ = ["RESOURCES", "Decided", "Member", "Pipeline", "Solver", "Variant", "pipelined"]
 

@@ -130,6 +130,8 @@ class _Reader:
             raise self._error(len(self.text), f"longer than {_LONGEST} characters; write less")
         if "#" in self.text:  # Python would leave out the rest, which may be a condition
             raise self._error(self.text.index("#") + 1, "there are no comments; leave it out")
+        if "\0" in self.text:  # some versions of Python raise another error for it
+            raise self._error(self.text.index("\0") + 1, "there are no null bytes; leave it out")
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of odd spellings, which are refused anyway
