@@ -903,10 +903,10 @@ def _cycles(*, orders: bool) -> str:
         for row in every
     ]  # fmt: skip
     run = tree["provenance"]
-    told = (
+    card = (
         f"{run['device']}, driver {run['driver']}; {run['date'][:10]}; commit {run['commit'][:7]}"
     )
-    return f"{_markdown(columns, rows)}\n\nFile `benchmarks/results/h100/{path.name}`; {told}."
+    return f"{_markdown(columns, rows)}\n\nFile `benchmarks/results/h100/{path.name}`; {card}."
 
 
 def _grouped(gated: bool = False) -> str:
