@@ -40,6 +40,7 @@ from tinygpu.meaning.identity import computes
 from tinygpu.meaning.interpret import interpret
 from tinygpu.meaning.tolerance import narrowing, ratio_of, roundoff
 from tinygpu.search.time.cost import cost
+from tinygpu.search.time.timeline import timeline
 from tinygpu.term.expression import value
 from tinygpu.term.machine import Chosen
 from tinygpu.term.machine import Value as Choosable
@@ -513,3 +514,14 @@ def test_products_take_half_the_time_and_exponentials_the_same() -> None:
     busy = [{unit: float(t) for unit, t in one.parts.items()} for one in (narrow, wide)]
     assert busy[0]["sfu"] == pytest.approx(busy[1]["sfu"])
     assert busy[0]["tensor"] == pytest.approx(busy[1]["tensor"] / 2, rel=0.01)
+
+
+def test_a_timeline_draws_the_exponentials_of_either_type() -> None:
+    """Of 8 bits they are made by halves, in a loop of arithmetic, which is followed, too."""
+    here = sizes(4096, 4096, l=8, h=16, d=128, e=128)
+    busy = []
+    for dtype in ("e4m3", "bf16"):
+        program = Attention().program(attention(dtype), Chosen(STARTS["fa2"]))
+        spans = timeline(program, here, DEVICE, iterations=1).events
+        busy.append(sum(s.end_cycles - s.start_cycles for s in spans if s.row == "sfu"))
+    assert busy[0] == pytest.approx(busy[1], rel=0.02)

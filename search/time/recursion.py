@@ -455,14 +455,14 @@ class Following(Walk):
         return list(seen.values())
 
     def happening(self, nodes: Tree, known: Known) -> Iterator[Event | Loop]:
-        """Go through the statements that happen, a loop without signals as one."""
+        """Go through the statements that happen, a loop without signals or arithmetic as one."""
         for node in nodes:
             match node:
                 case Guard(index, bound, body):
                     most = known[bound] if isinstance(bound, str) else bound
                     if index.evaluate(known) < most:
                         yield from self.happening(body, known)
-                case Loop(form="signals"):
+                case Loop(form="signals") | Loop(body=(Event(kind="math"), *_)):
                     for i in range(int(node.trips)):
                         known[node.var] = i
                         yield from self.happening(node.body, known)
