@@ -140,7 +140,7 @@ def _inside(part: str) -> None:
             run()
             run()
             torch.cuda.synchronize()
-        except Exception as error:  # a library may refuse in any way
+        except Exception as error:  # a library may refuse in any way; who asks, says so
             sys.stderr.write(f"{name}: {error}\n")
             continue
         torch.cuda.profiler.start()
@@ -164,6 +164,9 @@ def _profiled(part: str) -> list[dict[str, Any]]:
     if run.returncode or not names or len(names[0]) != len(rows):
         raise LaunchError(f"{part}: ncu: {(run.stderr.strip() or run.stdout).splitlines()[-1:]}")
     every = variants(part)
+    if missing := sorted({*every} - {*names[0]}):
+        raise LaunchError(f"{part}: {', '.join(missing)} did not run: {run.stderr.strip()}")
+    sys.stderr.write(run.stderr)  # of peers that refused
     return [
         {"case": part, "name": name, "decisions": every.get(name), **row}
         for name, row in zip(names[0], rows, strict=True)

@@ -799,11 +799,16 @@ def _attention(table: str = "attention") -> str:
     return f"{_markdown(columns, rows)}\n\n{_run_of_attention(table, tree, kept)}"
 
 
-def _decode() -> str:
-    """Return what a search finds for one query, and its peers; keys and values are read once."""
+def _searched(group: str) -> tuple[Any, list[Any]]:
+    """Return what searches for attention found, and the rows of the groups of this name."""
     path = FOLDER.parent / "h100" / "attention_searched.json"
     tree = json.loads(path.read_text(encoding="utf-8"))
-    kept = [row for row in tree["rows"] if row["seconds"] and row["group"] == "decode"]
+    return tree, [r for r in tree["rows"] if r["seconds"] and r["group"].startswith(group)]
+
+
+def _decode() -> str:
+    """Return what a search finds for one query, and its peers; keys and values are read once."""
+    tree, kept = _searched("decode")
     columns = ("#sequences", "heads", "#keys", "#time", "#TB/s", "#predicted / measured time",
                "#of cuDNN", "#of FA3", "#of FA2", "#of Triton", "#of the best",
                "#found / model's first")  # fmt: skip
@@ -827,9 +832,7 @@ def _decode() -> str:
 
 def _paged() -> str:
     """Return what a search finds for one query and keys in pages, beside dense keys."""
-    path = FOLDER.parent / "h100" / "attention_searched.json"
-    tree = json.loads(path.read_text(encoding="utf-8"))
-    kept = [r for r in tree["rows"] if r["seconds"] and r["group"].startswith("paged")]
+    tree, kept = _searched("paged")
     dense = {(r["b"], r["n"]): r["seconds"] for r in tree["rows"] if r["group"] == "decode"}
     columns = (
         *("#keys of a page", "#sequences", "heads", "#keys", "#time", "#TB/s"),
@@ -851,9 +854,7 @@ def _paged() -> str:
 
 def _attention_of_8_bits() -> str:
     """Return what a search finds for e4m3, beside FlashAttention-3."""
-    path = FOLDER.parent / "h100" / "attention_searched.json"
-    tree = json.loads(path.read_text(encoding="utf-8"))
-    kept = [row for row in tree["rows"] if row["seconds"] and row["group"] == "fp8"]
+    tree, kept = _searched("fp8")
     columns = ("mask", "#b", "#heads", "#queries", "#d", "#TFLOP/s", "#FA3's",
                "#predicted / measured time", "#of FA3", "#model's first, of FA3", "#error",
                "#FA3's error")  # fmt: skip
