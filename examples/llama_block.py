@@ -1,15 +1,23 @@
-"""A Llama block whose linear layers are one bundle: ``python examples/llama_block.py BUNDLE``.
+"""A Llama block of bundles: ``python examples/llama_block.py FOLDER``.
 
-The bundle is what one command makes, on the GPU that it is for:
+The bundles in the folder are what six commands make, on the GPU that they are for:
 
-    tinygpu dispatch matmul --layer qkv --layer o --layer gate_up --layer down -m 1:8192 \
-        --kernels 16 --machine hopper --out bundle
+    M="1,4,16,64,2048,8192"
+    tinygpu dispatch matmul --layer qkv -m $M --machine hopper --out FOLDER/qkv
+    tinygpu dispatch matmul --scale --layer o --layer down -m $M --machine hopper --out FOLDER/sum
+    tinygpu dispatch matmul --gate silu -m $M -n 14336 -k 4096 --machine hopper --out FOLDER/gate
+    tinygpu dispatch rmsnorm --dtype bf16 -i $M -j 4096 --out FOLDER/norm
+    tinygpu dispatch attention --dtype bf16 --causal -b 1 --heads 32 --kv-heads 8 \
+        -m 2048,8192 -n 2048,8192 -d 128 --out FOLDER/prefill
+    tinygpu dispatch attention --dtype bf16 -b 1,4,16,64 --heads 32 --kv-heads 8 -m 1 -n 1024 \
+        -d 128 --out FOLDER/decode
 
-It needs PyTorch, CuPy and NumPy, and no tinygpu: the bundle's own loader calls the kernels.  Both
-blocks, on cuBLAS and on the bundle, have the same weights; their outputs are held against a block
-in float64, and both are timed, in turns: prefill of 2,048 and 8,192 tokens, and decoding for 1 to
-64 sequences over 1,024 tokens each, eager and under a CUDA graph.  The four layers are timed alone
-too, under a graph: the rest of a block (attention, norms, sums) is PyTorch's in both.
+It needs PyTorch, CuPy and NumPy, and no tinygpu: each bundle's own loader calls its kernels.  The
+gate's product and the sums of what went by a layer are part of their matmul, as the bundles allow.
+PyTorch's block has cuBLAS, and of its attentions (cuDNN's among them) the fastest of each case; the
+same block by ``torch.compile`` stands beside it.  All have the same weights; their outputs are held
+against a block in float64, and they are timed in turns: prefill of 2,048 and 8,192 tokens, and
+decoding for 1 to 64 sequences over 1,024 tokens each, eager and under a CUDA graph.
 
 Source: "The Llama 3 Herd of Models", table 3 (8B: width 4096, 32 heads, 8 of keys and values).
 """
@@ -28,53 +36,127 @@ from typing import Any
 
 import torch
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 WIDTH, HEADS, KV_HEADS, HEAD, WIDE = 4096, 32, 8, 128, 14336
 CONTEXT = 1024
 PREFILL, DECODE = (2048, 8192), (1, 4, 16, 64)
 TURNS, BURST_SECONDS = 9, 0.05
 
-Linear = Callable[[Any, Any], Any]
+BACKENDS = ("CUDNN_ATTENTION", "FLASH_ATTENTION", "EFFICIENT_ATTENTION", "MATH")
+BUNDLES = ("qkv", "sum", "gate", "norm", "prefill", "decode")
+EPSILON = 1e-5
+
+
+class Torch:
+    """The parts of a block by PyTorch; ``backend`` is its attention's."""
+
+    def __init__(self, backend: str) -> None:
+        """Take the name of an SDPBackend."""
+        self.backend = [getattr(SDPBackend, backend)]
+
+    def norm(self, x: Any, weight: Any) -> Any:
+        """Return each row over its root mean square, times the weight."""
+        return functional.rms_norm(x, (WIDTH,), weight, EPSILON)
+
+    def product(self, x: Any, weight: Any) -> Any:
+        """Return x[tokens, k] weight[n, k]^T."""
+        return functional.linear(x, weight)
+
+    def added(self, x: Any, weight: Any, to: Any) -> Any:
+        """Return what went by a layer plus its product."""
+        return to + functional.linear(x, weight)
+
+    def gated(self, x: Any, weight: Any) -> Any:
+        """Return silu(x gate^T) (x up^T); the weight has both, gate first."""
+        gate, up = functional.linear(x, weight).chunk(2, dim=1)
+        return functional.silu(gate) * up
+
+    def attend(self, q: Any, k: Any, v: Any, *, causal: bool) -> Any:
+        """Return attention of q[b, heads, m, d] to k and v[b, kv heads, n, d]."""
+        with sdpa_kernel(self.backend):
+            return functional.scaled_dot_product_attention(
+                q, k, v, is_causal=causal, enable_gqa=True
+            )
+
+
+class ByHead(Torch):
+    """The parts of a block by PyTorch, one head of attention after another: all do not fit."""
+
+    def attend(self, q: Any, k: Any, v: Any, *, causal: bool) -> Any:
+        """Return attention of q[b, heads, m, d] to k and v[b, kv heads, n, d]."""
+        group, each = HEADS // KV_HEADS, []
+        for i in range(HEADS):
+            of, kv = slice(i, i + 1), slice(i // group, i // group + 1)
+            each.append(super().attend(q[:, of], k[:, kv], v[:, kv], causal=causal))
+        return torch.cat(each, dim=1)
+
+
+class Bundled:
+    """The parts of a block by bundles."""
+
+    def __init__(self, folder: Path) -> None:
+        """Load the bundles, each by the loader that lies in it."""
+        self.of = {name: loaded(folder / name) for name in BUNDLES}
+
+    def norm(self, x: Any, weight: Any) -> Any:
+        """Return each row over its root mean square, times the weight."""
+        return self.of["norm"](x, weight, eps=EPSILON)
+
+    def product(self, x: Any, weight: Any) -> Any:
+        """Return x[tokens, k] weight[n, k]^T."""
+        return self.of["qkv"](x, weight)
+
+    def added(self, x: Any, weight: Any, to: Any) -> Any:
+        """Return what went by a layer plus its product."""
+        return self.of["sum"](x, weight, to, alpha=1.0, beta=1.0)
+
+    def gated(self, x: Any, weight: Any) -> Any:
+        """Return silu(x gate^T) (x up^T); the weight has both, gate first."""
+        gate, up = weight.chunk(2)
+        return self.of["gate"](x, up, gate)
+
+    def attend(self, q: Any, k: Any, v: Any, *, causal: bool) -> Any:
+        """Return attention of q[b, heads, m, d] to k and v[b, kv heads, n, d]."""
+        (b, _, m, d), grouped = q.shape, (KV_HEADS, HEADS // KV_HEADS)
+        out = q.new_empty(b, m, HEADS, d).transpose(1, 2)
+        attention = self.of["prefill" if causal else "decode"]
+        written = out.unflatten(1, grouped)
+        attention(q.unflatten(1, grouped), k, v, out=written, scale=d**-0.5)
+        return out
+
+
+Parts = Torch | Bundled
 
 
 class Block:
-    """One layer of a Llama, whose products ``linear(x, weight)`` computes.
+    """One layer of a Llama by the parts that it is given.
 
     ``x`` is [tokens, width].  Without ``cache`` the tokens are one sequence, which attends to
     itself; with it (keys and values: [sequences, heads, CONTEXT, HEAD]) each is the last of its
     own, and written into it.
     """
 
-    def __init__(self, linear: Linear, weights: dict[str, Any]) -> None:
+    def __init__(self, parts: Parts, weights: dict[str, Any]) -> None:
         """Take the weights of the four layers and the two norms."""
-        self.linear, self.weights = linear, weights
+        self.parts, self.weights = parts, weights
 
     def __call__(self, x: Any, cache: tuple[Any, Any] | None = None) -> Any:
         """Return the block's output."""
-        w, tokens = self.weights, x.shape[0]
-        h = functional.rms_norm(x, (WIDTH,), w["norm1"], 1e-5)
-        q, k, v = self.linear(h, w["qkv"]).split(
+        w, parts, tokens = self.weights, self.parts, x.shape[0]
+        h = parts.norm(x, w["norm1"])
+        q, k, v = parts.product(h, w["qkv"]).split(
             (HEADS * HEAD, KV_HEADS * HEAD, KV_HEADS * HEAD), dim=1
         )
         shape = (1, tokens, -1, HEAD) if cache is None else (tokens, 1, -1, HEAD)
-        q, k, v = (y.reshape(shape).transpose(1, 2) for y in (q, k, v))
+        q, k, v = (y.view(shape).transpose(1, 2) for y in (q, k, v))
         if cache is not None:
             for kept, new in zip(cache, (k, v), strict=True):
                 kept[:, :, -1:] = new
             k, v = cache
-        seen = functional.scaled_dot_product_attention(
-            q, k, v, is_causal=cache is None, enable_gqa=True
-        )
-        x = x + self.linear(seen.transpose(1, 2).reshape(tokens, WIDTH), w["o"])
-        h = functional.rms_norm(x, (WIDTH,), w["norm2"], 1e-5)
-        gate, up = self.linear(h, w["gate_up"]).chunk(2, dim=1)
-        return x + self.linear(functional.silu(gate) * up, w["down"])
-
-    def layers(self, x: Any, wide: Any) -> None:
-        """Call the four layers alone, on [tokens, width] and [tokens, wide]."""
-        for name in ("qkv", "o", "gate_up"):
-            self.linear(x, self.weights[name])
-        self.linear(wide, self.weights["down"])
+        seen = parts.attend(q, k, v, causal=cache is None)
+        x = parts.added(seen.transpose(1, 2).reshape(tokens, WIDTH), w["o"], x)
+        return parts.added(parts.gated(parts.norm(x, w["norm2"]), w["gate_up"]), w["down"], x)
 
 
 def weights_of(seed: int = 0) -> dict[str, Any]:
@@ -97,11 +179,11 @@ def weights_of(seed: int = 0) -> dict[str, Any]:
 
 def loaded(path: Path) -> Any:
     """Load a bundle by the loader that lies in it."""
-    spec = importlib.util.spec_from_file_location("loader", path / "loader.py")
+    spec = importlib.util.spec_from_file_location(f"loader_{path.name}", path / "loader.py")
     assert spec
     assert spec.loader
     loader = importlib.util.module_from_spec(spec)
-    sys.modules["loader"] = loader
+    sys.modules[spec.name] = loader
     spec.loader.exec_module(loader)
     return loader.load_bundle(path)
 
@@ -150,63 +232,82 @@ def seconds_of(runs: dict[str, Callable[[], Any]]) -> dict[str, float]:
     return {name: statistics.median(times) for name, times in found.items()}
 
 
-def errors_of(blocks: dict[str, Block], weights: dict[str, Any]) -> dict[str, float]:
-    """Return how far each block is from float64: the worst element, over the output's size."""
+def exact_of(given: tuple[Any, ...], weights: dict[str, Any]) -> Any:
+    """Return the block's output in float64."""
+    x, *cache = given
+    held = [tuple(c.double() for c in cache[0])] if cache else []
     wide = {name: w.double() for name, w in weights.items()}
-    exact = Block(functional.linear, wide)
-    found = dict.fromkeys(blocks, 0.0)
-    for tokens, decode in ((300, False), (7, True)):
-        given = inputs_of(tokens, decode=decode)
-        x, *cache = given
-        held = [tuple(c.double() for c in cache[0])] if cache else []
-        wanted = exact(x.double(), *held)
-        for name, block in blocks.items():
-            off = (block(*given).double() - wanted).abs().max() / wanted.abs().max()
-            found[name] = max(found[name], float(off))
-    return found
+    return Block(ByHead("MATH"), wide)(x.double(), *held)
+
+
+def fastest_attention(arguments: tuple[Any, ...], weights: dict[str, Any]) -> str:
+    """Return the name of PyTorch's backend with which its block is fastest."""
+    runs: dict[str, Callable[[], Any]] = {}
+    for name in BACKENDS:
+        run = partial(Block(Torch(name), weights), *arguments)
+        try:
+            run()
+        except RuntimeError:  # this backend takes no such inputs
+            continue
+        runs[name] = graphed(run)
+    seconds = seconds_of(runs)
+    return min(seconds, key=lambda name: seconds[name])
 
 
 def main() -> None:
     """Check and time the blocks; print a row for each case."""
     torch.set_grad_enabled(False)
     parser = argparse.ArgumentParser()
-    parser.add_argument("bundle", type=Path)
+    parser.add_argument("folder", type=Path)
     parser.add_argument("--out", type=Path, help="write the rows there, as JSON")
     given = parser.parse_args()
-    weights, bundle = weights_of(), loaded(given.bundle)
-    blocks = {"cuBLAS": Block(functional.linear, weights), "bundle": Block(bundle, weights)}
-    errors = errors_of(blocks, weights)
-    print("worst error:", ", ".join(f"{name} {error:.2e}" for name, error in errors.items()))
-    if errors["bundle"] > 2 * errors["cuBLAS"]:
-        sys.exit("the bundle's block is wrong")
+    weights, bundled = weights_of(), Bundled(given.folder)
     rows = []
     for tokens, decode in (*((t, False) for t in PREFILL), *((t, True) for t in DECODE)):
         arguments = inputs_of(tokens, decode=decode)
-        wide = torch.randn(tokens, WIDE, device="cuda", dtype=torch.bfloat16)
-        runs: dict[str, dict[str, Callable[[], Any]]] = {
-            "eager": {name: partial(block, *arguments) for name, block in blocks.items()},
-            "layers": {n: partial(b.layers, arguments[0], wide) for n, b in blocks.items()},
+        backend = fastest_attention(arguments, weights)
+        torch._dynamo.reset()
+        plain = Block(Torch(backend), weights)
+        blocks: dict[str, Callable[..., Any]] = {
+            "torch": plain,
+            "compiled": torch.compile(plain),
+            "bundles": Block(bundled, weights),
         }
-        runs["graph"] = {name: graphed(run) for name, run in runs["eager"].items()}
-        runs["layers"] = {name: graphed(run) for name, run in runs["layers"].items()}
-        for how in ("eager", "graph", "layers"):
-            seconds = seconds_of(runs[how])
+        wanted = exact_of(arguments, weights)
+        errors = {
+            name: float((block(*arguments).double() - wanted).abs().max() / wanted.abs().max())
+            for name, block in blocks.items()
+        }
+        if errors["bundles"] > 2 * errors["torch"]:
+            sys.exit(f"the bundles' block is wrong: {errors}")
+        del wanted
+        eager = {name: partial(block, *arguments) for name, block in blocks.items()}
+        ways: dict[str, dict[str, Callable[[], Any]]] = {
+            "eager": {**eager},
+            "graph": {name: graphed(run) for name, run in eager.items()},
+        }
+        for how, runs in ways.items():
+            seconds = seconds_of(runs)
             row = {
                 "case": "decode" if decode else "prefill",
                 "tokens": tokens,
                 "how": how,
+                "attention": backend,
+                "errors": errors,
                 **{f"{name}_seconds": s for name, s in seconds.items()},
-                "speedup": seconds["cuBLAS"] / seconds["bundle"],
+                "speedup": seconds["torch"] / seconds["bundles"],
+                "compiled_speedup": seconds["compiled"] / seconds["bundles"],
             }
             rows.append(row)
-            each = ", ".join(
-                f"{name} {s * 1e6:,.1f} us ({tokens / s:,.0f} tokens/s)"
-                for name, s in seconds.items()
+            each = ", ".join(f"{name} {s * 1e6:,.1f} us" for name, s in seconds.items())
+            print(
+                f"{row['case']} {tokens}, {how}: {each}; {row['speedup']:.3f} of torch with "
+                f"{backend}, {row['compiled_speedup']:.3f} of torch.compile",
+                flush=True,
             )
-            print(f"{row['case']} {tokens}, {how}: {each}, {row['speedup']:.3f} times")
     if given.out:
         device = torch.cuda.get_device_name()
-        tree = {"device": device, "torch": torch.__version__, "errors": errors, "rows": rows}
+        tree = {"device": device, "torch": torch.__version__, "rows": rows}
         given.out.write_text(json.dumps(tree, indent=1) + "\n")
 
 

@@ -155,7 +155,9 @@ class Bundle:
             out = self.functions[0].output(inputs, stream)
         arrays = (*inputs, *self.functions[0].contract.written(out))
         key: Any = tuple([reader(type(array))(array) for array in arrays])
-        known = None if scalars else self._starts.get(key)
+        if scalars:
+            key += (*scalars, self.functions[0].bits(scalars))
+        known = self._starts.get(key)
         if known is not None:
             number, start = known
             try:
@@ -166,7 +168,7 @@ class Bundle:
         found = self._started(arrays, scalars, stream)
         if isinstance(found, LaunchError):  # no kernel takes them
             return self._fall_back(found, inputs, out, stream, scalars)
-        if not scalars and None not in key:
+        if None not in key:
             if len(self._starts) >= _MOST_LAUNCHES:
                 self._starts.clear()
             self._starts[key] = found

@@ -254,7 +254,7 @@ class Function:
         """
         key: tuple[Any, ...] = tuple([reader(type(array))(array) for array in arrays])
         if scalars:
-            key += (*scalars, self._bits(scalars))
+            key += (*scalars, self.bits(scalars))
         start = self._starts.get(key)
         if start is None:
             start = self._new_start(arrays, scalars)
@@ -385,7 +385,11 @@ class Function:
             )
         return count
 
-    def _bits(self, scalars: Mapping[str, Any]) -> bytes:
+    def bits(self, scalars: Mapping[str, Any]) -> bytes:
+        """Return the scalars' bits, in the order in which they are given.
+
+        Raises LaunchError for what is no number.
+        """
         try:
             return struct.pack(f"{len(scalars)}d", *scalars.values())
         except (struct.error, TypeError, ValueError):

@@ -18,6 +18,7 @@ import math
 import multiprocessing
 import os
 import signal
+import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed, wait
@@ -33,6 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tinygpu.cores import cores
+from tinygpu.deadline import Deadline
 from tinygpu.devices.device import Device, load_device
 from tinygpu.errors import AssemblyError, IllegalScheduleError, LaunchError, TinyGpuError
 from tinygpu.machines.file import machine_named
@@ -81,6 +83,7 @@ Told = Callable[[int, int | None, str], None]
 Model = Callable[[int, Shape], float]
 Pair = tuple[Schedule, float]
 _STEPS = 12
+_SEARCH_SECONDS = 10.0  # of a shape, on two cores: as a search has with --budget 10
 _PATIENCE_SECONDS = 0.1  # between signals to processes that are to end
 _DIED = (
     "dispatch: a process that searched or measured ended by itself; it may have lacked memory: the "
@@ -271,23 +274,24 @@ def anchors_of(shapes: Sequence[Shape], most: int) -> list[Shape]:
 def ranked_at(job: Job) -> list[Pair]:
     """Return the model's best of every spread at a shape, with their time; none if nothing fits.
 
-    Of several routings, each has its best among them.
+    Of several routings, each has its best among them, and its seconds of search.
     """
-    from tinygpu.search.exact.best import rank
+    from tinygpu.search.tuning.ranking import ranked
     from tinygpu.space.space import Space
 
     chip, problems = load_device(job.device), job.problems
+    machines = [machine_named(name) for name in job.machines]
     best: dict[Schedule, float] = {}
     for problem, _ in problems:
-        found = []
-        for machine in map(machine_named, job.machines):
-            space = Space(machine, problem, chip, fixed=_one_for_all(machine, job))
-            try:
-                ranked = rank(space, job.spreads, spread=machine.spread, exact=False).best
-            except IllegalScheduleError:
-                continue
-            found += [(one.schedule, float(one.seconds)) for one in ranked]
-        best |= sorted(found, key=lambda pair: pair[1])[: max(1, job.spreads // len(problems))]
+        spaces = [Space(one, problem, chip, fixed=_one_for_all(one, job)) for one in machines]
+        try:
+            found = ranked(
+                spaces, max(1, job.spreads // len(problems)), {m.name: m.spread for m in machines},
+                until=Deadline.within(_SEARCH_SECONDS, time.monotonic), share=_jobs / cores(),
+            )  # fmt: skip
+        except IllegalScheduleError:
+            continue
+        best |= {one.schedule: one.seconds for one in found.best}
     if problems[1:]:
         timed = predicted_at(replace(job, schedules=(*best,), shapes=(job.shape,)))
         best = {schedule: seconds for schedule, (seconds,) in zip(best, timed, strict=True)}

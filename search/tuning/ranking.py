@@ -45,19 +45,20 @@ def ranked(
     *,
     exact: bool = False,
     until: Deadline = NEVER,
+    share: float = 1.0,
     watch: Watch = unseen,
 ) -> Ranking:
     """Return the best of spaces of one problem, proven or only climbed to.
 
     No two are of one machine and alike in its ``spreads``, if it has some.  With a deadline none is
-    proven: all spaces are climbed in at once, until soon after it.  Raises IllegalScheduleError,
-    which says why, if all spaces are empty.
+    proven: all spaces are climbed in at once, by a ``share`` of the cores, until soon after it.
+    Raises IllegalScheduleError, which says why, if all spaces are empty.
     """
     with _no_collection():
         if until.open:
             every = list(_in_turn(spaces, top, spreads, exact, watch))
         else:
-            every = list(_at_once(spaces, top, spreads, until, watch))
+            every = list(_at_once(spaces, top, spreads, until, share, watch))
     found = [one for one in every if isinstance(one, Ranking)]
     empty = [one for one in every if isinstance(one, IllegalScheduleError)]
     best = sorted((one for of in found for one in of.best), key=lambda one: one.seconds)[:top]
@@ -100,6 +101,7 @@ def _at_once(
     top: int,
     spreads: Mapping[str, tuple[str, ...]],
     until: Deadline,
+    share: float,
     watch: Watch,
 ) -> Iterator[Ranking | IllegalScheduleError]:
     """Yield what is climbed to in each space until then: all at once, by a share of the cores.
@@ -115,7 +117,7 @@ def _at_once(
     ):
         below = best[-1] if len(best) == top else math.inf
         asked = [space for space in some if least[space.machine.name] < below]
-        for one in _climbed(asked, top, spreads, below, until, watch):
+        for one in _climbed(asked, top, spreads, below, until, share, watch):
             if isinstance(one, Ranking):
                 best = sorted((*best, *(found.seconds for found in one.best)))[:top]
             yield one
@@ -136,6 +138,7 @@ def _climbed(
     spreads: Mapping[str, tuple[str, ...]],
     below: float,
     until: Deadline,
+    share: float,
     watch: Watch,
 ) -> Iterator[Ranking | IllegalScheduleError]:
     """Yield what is climbed to in each of these spaces, what takes ``below`` or more left out."""
@@ -153,7 +156,7 @@ def _climbed(
 
             return pool.submit(
                 rank, space, k=top, exact=False, spread=spreads[space.machine.name],
-                below=below, progress=tell, until=until, share=1 / len(spaces),
+                below=below, progress=tell, until=until, share=share / len(spaces),
             )  # fmt: skip
 
         for one in [begun(space) for space in reversed(spaces)]:
