@@ -349,17 +349,25 @@ def _by_layer() -> str:
 
 
 def _block() -> str:
-    """Return what the example's Llama block takes on a bundle, beside cuBLAS."""
-    rows = {(r["case"], r["tokens"], r["how"]): r for r in _tree("llama_block")["rows"]}
-    columns = ("tokens", "#cuBLAS, tokens/s", "#bundle, tokens/s", "#eager", "#CUDA graph",
-               "#the four layers alone")  # fmt: skip
+    """Return what the example's Llama block takes on bundles, beside PyTorch's."""
+    path = FOLDER.parent / "h100" / "llama_block.json"
+    tree = json.loads(path.read_text(encoding="utf-8"))
+    rows = {(r["case"], r["tokens"], r["how"]): r for r in tree["rows"]}
+    columns = ("tokens", "#torch, tokens/s", "#torch.compile, tokens/s", "#bundles, tokens/s",
+               "#torch / bundles, graph", "#eager", "#compile / bundles, graph", "#compile, eager",
+               )  # fmt: skip
     told = []
     for case, tokens in dict.fromkeys((case, tokens) for case, tokens, _ in rows):
-        eager, graph, layers = (rows[case, tokens, how] for how in ("eager", "graph", "layers"))
-        rates = (f"{tokens / graph[f'{name}_seconds']:,.0f}" for name in ("cuBLAS", "bundle"))
-        ratios = (f"{row['speedup']:.3f}" for row in (eager, graph, layers))
+        graph, eager = (rows[case, tokens, how] for how in ("graph", "eager"))
+        names = ("torch", "compiled", "bundles")
+        rates = (f"{tokens / graph[f'{name}_seconds']:,.0f}" for name in names)
+        ratios = (f"{r[k]:.3f}" for k in ("speedup", "compiled_speedup") for r in (graph, eager))
         told.append((f"{case} {tokens}", *rates, *ratios))
-    return f"{_markdown(columns, told)}\n\n{_measured_by('llama_block')}"
+    run = tree["provenance"]
+    card = (
+        f"{run['device']}, driver {run['driver']}; {run['date'][:10]}; commit {run['commit'][:7]}"
+    )
+    return f"{_markdown(columns, told)}\n\nFile `benchmarks/results/h100/{path.name}`; {card}."
 
 
 def _hints(part: str) -> str:
