@@ -20,13 +20,13 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.attention import Case, drawn, fa3, own, problem_of, sdpa
+from benchmarks.attention import Candidate, Case, Data, drawn, fa3, own, problem_of, sdpa
 from benchmarks.peers import FOLDER, write_tree
 from tinygpu.codegen.run.provenance import provenance
 from tinygpu.errors import LaunchError, TinyGpuError
@@ -34,7 +34,7 @@ from tinygpu.machines import MACHINES
 from tinygpu.machines.attention import STARTS, consumer_orders
 from tinygpu.term.machine import Chosen, Value
 
-__all__ = ["CASES", "counted", "main", "variants"]
+__all__ = ["CASES", "CHANGES", "counted", "main", "ran", "recorded", "traced", "variants"]
 
 CASES: Mapping[str, Case] = {
     one.part: one
@@ -112,8 +112,6 @@ def counted(text: str) -> list[dict[str, float]]:
 
 def _inside(part: str) -> None:
     """Run each kernel twice, and once for the profiler; print the names of those that ran."""
-    import torch
-
     from tinygpu.codegen.run.launch import Kernel
 
     one = CASES[part]
@@ -131,7 +129,14 @@ def _inside(part: str) -> None:
     with ThreadPoolExecutor(_CORES) as pool:
         found = dict(pool.map(built, variants(part).items()))
     found |= {"FlashAttention-3": partial(fa3, one), "cuDNN": partial(sdpa, "CUDNN_ATTENTION", one)}
-    data, ran = drawn(one)[0], []
+    ran(found, drawn(one)[0])
+
+
+def ran(found: Mapping[str, Candidate | None], data: Data) -> None:
+    """Run each twice, and once for the profiler; print the names of those that ran."""
+    import torch
+
+    names = []
     for name, candidate in found.items():
         if candidate is None:
             continue
@@ -147,30 +152,59 @@ def _inside(part: str) -> None:
         run()
         torch.cuda.synchronize()
         torch.cuda.profiler.stop()
-        ran.append(name)
-    sys.stdout.write(f"ran {json.dumps(ran)}\n")
+        names.append(name)
+    sys.stdout.write(f"ran {json.dumps(names)}\n")
 
 
-def _profiled(part: str) -> list[dict[str, Any]]:
-    """Return the rows of a case.  Raises LaunchError where Nsight Compute counts something else."""
+def traced(module: str, part: str) -> tuple[list[dict[str, Any]], str]:
+    """Count a case in a process of its own; return a row each kernel, and what it printed.
+
+    Raises LaunchError where Nsight Compute counts something else.
+    """
     words = (
         *("ncu", "--clock-control", "none", "--profile-from-start", "off", "--csv"),
         *("--print-units", "base", "--metrics", ",".join(METRICS)),
-        *(sys.executable, "-m", "benchmarks.attention_cycles", "--inside", part),
+        *(sys.executable, "-m", module, "--inside", part),
     )
     run = subprocess.run(words, capture_output=True, text=True, check=False, timeout=_LIMIT_SECONDS)
     names = [json.loads(x[4:]) for x in run.stdout.splitlines() if x.startswith("ran ")]
     rows = counted(run.stdout)
+    sys.stderr.write(run.stderr)  # of what refused
     if run.returncode or not names or len(names[0]) != len(rows):
         raise LaunchError(f"{part}: ncu: {(run.stderr.strip() or run.stdout).splitlines()[-1:]}")
+    return [{"name": name, **row} for name, row in zip(names[0], rows, strict=True)], run.stdout
+
+
+def _profiled(part: str) -> list[dict[str, Any]]:
+    """Return the rows of a case.  Raises LaunchError if a schedule did not run."""
     every = variants(part)
-    if missing := sorted({*every} - {*names[0]}):
-        raise LaunchError(f"{part}: {', '.join(missing)} did not run: {run.stderr.strip()}")
-    sys.stderr.write(run.stderr)  # of peers that refused
-    return [
-        {"case": part, "name": name, "decisions": every.get(name), **row}
-        for name, row in zip(names[0], rows, strict=True)
-    ]
+    rows, _ = traced("benchmarks.attention_cycles", part)
+    if missing := sorted({*every} - {row["name"] for row in rows}):
+        raise LaunchError(f"{part}: {', '.join(missing)} did not run")
+    return [{"case": part, "decisions": every.get(row["name"]), **row} for row in rows]
+
+
+def recorded(
+    name: str, parts: Sequence[str], out: Path, rows_of: Callable[[str], list[dict[str, Any]]]
+) -> None:
+    """Count all cases into a file of this name, and exit with 1 if one failed."""
+    record = provenance(f"python -m benchmarks.{name} --parts " + " ".join(parts))
+    rows, failed = list[dict[str, Any]](), 0
+    for part in parts:
+        try:
+            rows += rows_of(part)
+        except (LaunchError, OSError, subprocess.TimeoutExpired) as error:
+            sys.stderr.write(f"{error}\n")
+            failed += 1
+        write_tree(out / f"{name}.json", {"provenance": record, "rows": rows})
+        for row in rows:
+            if row["case"] == part:
+                sys.stdout.write(
+                    f"{part} {row['name']}: {row['cycles'] / 1e6:.3f} M cycles, "
+                    f"tensor cores {row['tensor_percent']:.1f} %, "
+                    f"DRAM {row['dram_bytes'] / 1e9:.2f} GB{os.linesep}"
+                )
+    sys.exit(bool(failed))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -183,23 +217,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if given.inside:
         _inside(given.inside)
         return
-    record = provenance("python -m benchmarks.attention_cycles " + " ".join(given.parts))
-    rows, failed = list[dict[str, Any]](), 0
-    for part in given.parts:
-        try:
-            rows += _profiled(part)
-        except (LaunchError, OSError, subprocess.TimeoutExpired) as error:
-            sys.stderr.write(f"{error}\n")
-            failed += 1
-        write_tree(given.out / "attention_cycles.json", {"provenance": record, "rows": rows})
-        for row in rows:
-            if row["case"] == part:
-                sys.stdout.write(
-                    f"{part} {row['name']}: {row['cycles'] / 1e6:.3f} M cycles, "
-                    f"tensor cores {row['tensor_percent']:.1f} %, "
-                    f"DRAM {row['dram_bytes'] / 1e9:.2f} GB{os.linesep}"
-                )
-    sys.exit(bool(failed))
+    recorded("attention_cycles", given.parts, given.out, _profiled)
 
 
 if __name__ == "__main__":
