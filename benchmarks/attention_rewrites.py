@@ -74,15 +74,15 @@ def by_fma(period: int, text: str) -> str:
     return "\n".join(found)
 
 
-def statement(pattern: str) -> re.Pattern[str]:
-    """Return what matches a statement's comment and its instructions, up to what is not one."""
-    return re.compile(rf"\t// {pattern}[^\n]*\n(?:\t(?!//|wgmma|\.|@|mad|setp|add\.s32)[^\n]*\n)+")
+def statement(pattern: str, opcode: str) -> re.Pattern[str]:
+    """Return what matches a statement's comment and its instructions, all of one opcode."""
+    return re.compile(rf"\t// {pattern}[^\n]*\n(?:\t{re.escape(opcode)} [^\n]*\n)+")
 
 
-_RESCALE = statement(r"acc@\(turn\) = fma\.mul\(acc@\(turn\), shrink@\(turn\)\)")
-_SUMS = statement(r"total@\(turn\) = fma\.add\(total@\(turn\), scores@\(turn\)\)")
-_NEW = statement(r"new@\(turn\) = alu\.max\(new@\(turn\), far@\(turn\)\)")
-_WEIGHTS = statement(r"weights@\(turn\) = cvt\(scores@\(turn\)\)")
+_RESCALE = statement(r"acc@\(turn\) = fma\.mul\(acc@\(turn\), shrink@\(turn\)\)", "mul.rn.f32")
+_SUMS = statement(r"total@\(turn\) = fma\.add\(total@\(turn\), scores@\(turn\)\)", "add.rn.f32")
+_NEW = statement(r"new@\(turn\) = alu\.max\(new@\(turn\), far@\(turn\)\)", "max.f32")
+_WEIGHTS = statement(r"weights@\(turn\) = cvt\(scores@\(turn\)\)", "cvt.rn.bf16x2.f32")
 
 
 def without(parts: Sequence[re.Pattern[str]], text: str) -> str:
