@@ -80,7 +80,7 @@ METRICS = {
     "smsp__inst_executed.sum": "instructions",
 }
 """What Nsight Compute counts, and what a row calls it."""
-_LIMIT_SECONDS = 150.0
+_LIMIT_SECONDS = 75.0
 _CORES = 12
 
 

@@ -122,7 +122,10 @@ def where_needed(text: str) -> str:
         nonlocal number
         number += 1
         comment, _, muls = found[0].partition("\n")
-        return f"{comment}\n\t@!%grew bra.uni $kept_{number};\n{muls}$kept_{number}:\n"
+        return (
+            f"{comment}\n\t@!%grew bra $kept_{number};\n{muls}$kept_{number}:\n"
+            "\tbar.warp.sync -1;\n"
+        )
 
     text = _RESCALE.sub(skipped, _NEW.sub(twice, text))
     return text.replace("\t.reg", "\t.reg .pred %grew;\n\t.reg", 1)
