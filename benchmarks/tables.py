@@ -363,11 +363,7 @@ def _block() -> str:
         rates = (f"{tokens / graph[f'{name}_seconds']:,.0f}" for name in names)
         ratios = (f"{r[k]:.3f}" for k in ("speedup", "compiled_speedup") for r in (graph, eager))
         told.append((f"{case} {tokens}", *rates, *ratios))
-    run = tree["provenance"]
-    card = (
-        f"{run['device']}, driver {run['driver']}; {run['date'][:10]}; commit {run['commit'][:7]}"
-    )
-    return f"{_markdown(columns, told)}\n\nFile `benchmarks/results/h100/{path.name}`; {card}."
+    return f"{_markdown(columns, told)}\n\n{_card_of(path, tree)}"
 
 
 def _hints(part: str) -> str:
@@ -911,11 +907,40 @@ def _cycles(*, orders: bool) -> str:
         )
         for row in every
     ]  # fmt: skip
+    return f"{_markdown(columns, rows)}\n\n{_card_of(path, tree)}"
+
+
+def _card_of(path: Path, tree: Mapping[str, Any]) -> str:
+    """Return the file of a run on an H100, its card, day and commit."""
     run = tree["provenance"]
     card = (
         f"{run['device']}, driver {run['driver']}; {run['date'][:10]}; commit {run['commit'][:7]}"
     )
-    return f"{_markdown(columns, rows)}\n\nFile `benchmarks/results/h100/{path.name}`; {card}."
+    return f"File `benchmarks/results/h100/{path.name}`; {card}."
+
+
+def _rewrites() -> str:
+    """Return what rewritten texts of one schedule of attention take, causal and without a mask."""
+    path = FOLDER.parent / "h100" / "attention_rewrites.json"
+    tree = json.loads(path.read_text(encoding="utf-8"))
+    cases = list(dict.fromkeys(row["case"] for row in tree["rows"]))
+    found = {(row["name"], row["case"]): row for row in tree["rows"]}
+    columns = ["rewritten"]
+    for case in cases:
+        mask = "causal" if case.endswith("causal") else "no mask"
+        columns += [f"#{mask}, M cycles", "#of as it is", "#instructions", "#tensor cores"]
+    told = []
+    for name in dict.fromkeys(row["name"] for row in tree["rows"]):
+        cells = [name]
+        for case in cases:
+            row, base = found[name, case], found["as it is", case]
+            cells += [
+                f"{row['cycles'] / 1e6:.3f}", f"{row['cycles'] / base['cycles']:.3f}",
+                f"{row['instructions'] / base['instructions']:.3f}",
+                f"{row['tensor_percent']:.1f} %",
+            ]  # fmt: skip
+        told.append(cells)
+    return f"{_markdown(columns, told)}\n\n{_card_of(path, tree)}"
 
 
 def _grouped(gated: bool = False) -> str:
@@ -1017,6 +1042,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "attention searched": lambda: _attention("attention_searched"),
     "attention cycles": lambda: _cycles(orders=False),
     "attention cycles of orders": lambda: _cycles(orders=True),
+    "attention rewrites": _rewrites,
     "attention decode": _decode,
     "attention paged": _paged,
     "attention fp8": _attention_of_8_bits,
