@@ -572,7 +572,7 @@ def number(field: str, value: Any) -> Change:
 
 CHIPS: list[tuple[Change, str]] = [
     (top(version="2"), 'version "2"'),
-    (top(version=1), "version 1; this tinygpu reads version 3"),
+    (top(version=1), "version 1; this tinygpu reads version 4"),
     (top(format="tinygpu schedule"), "tinygpu device"),
     (top(extra=1), "extra is unknown"),
     (lambda tree: tree.pop("name"), "name is missing"),
@@ -610,11 +610,9 @@ CHIPS: list[tuple[Change, str]] = [
     (number("launch_seconds", 0.6), "look at its unit"),
     (number("dram_bytes_per_second", 4800), "look at its unit"),
     (number("l2_bytes", 50), "look at its unit"),
-    (number("banks", 31), "power of two"),
     (number("sector_bytes", 48), "power of two"),
     (number("smem_bytes_per_cta_max", 262144), "at most 233472"),
     (number("threads_per_cta_max", 4096), "at most 2048"),
-    (number("warps_per_sm", 65), "at most 64"),
 ]
 
 
