@@ -387,7 +387,6 @@ COMMANDS = {
     "report none": "does not exist",
     "report .": "no search.json in it",
     "report s.json": "no search.json in it",
-    "report s.json --model": "export the store again",
     # the rest
     "demo --machine hopper --device a100": "a100 is sm_80",
     "demo --machine rows": "known are rmsnorm, softmax",
