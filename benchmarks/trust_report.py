@@ -17,7 +17,7 @@ from benchmarks.heuristics import heuristics
 from benchmarks.trust import COUNTS, Evidence, Times, by_regime, habits, regret_at, roofline
 from benchmarks.trust_picture import figures_of
 from tinygpu.cli.console import say, table, time_text, write
-from tinygpu.cli.pictures import png
+from tinygpu.cli.pictures import encoded
 from tinygpu.devices.device import label
 
 __all__ = ["model_report", "rankings"]
@@ -70,7 +70,7 @@ def model_report(cases: Sequence[Evidence], out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     parts = []
     for name, (figure, words) in figures_of(of, regrets).items():
-        image = png(figure)
+        image = encoded(figure, "png")
         say(write(out / f"model-{name}.png", image))
         code = base64.b64encode(image).decode()
         parts.append(f'<h2>{words}</h2><img alt="{words}" src="data:image/png;base64,{code}">')
