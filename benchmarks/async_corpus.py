@@ -38,8 +38,10 @@ from tests.async_mutants import changes, moves
 from tests.async_protocols import TILE, by_hand
 from tinygpu.codegen.run.provenance import provenance
 from tinygpu.errors import TinyGpuError
-from tinygpu.legality.concurrency.cutoff import Witness
-from tinygpu.legality.concurrency.judge import verdict_at
+from tinygpu.legality.concurrency.blocks import laid_out
+from tinygpu.legality.concurrency.conditions import Fault
+from tinygpu.legality.concurrency.cutoff import Witness, replayed
+from tinygpu.legality.concurrency.erase import erase
 from tinygpu.machines.hopper import STARTS, Hopper
 from tinygpu.meaning.interpret import check
 from tinygpu.term.machine import Chosen, Value
@@ -56,6 +58,7 @@ __all__ = [
     "programs",
     "row_of",
     "summary",
+    "verdict_at",
 ]
 
 Outcome = Literal["legal", "illegal", "missed", "conservative", "other law", "refused"]
@@ -193,6 +196,11 @@ def drawn(seed: int, count: int) -> Iterator[tuple[str, Case]]:
         count -= 1
         point = case.points[int(rng.integers(2))]
         yield name, replace(case, points=(point,), seeds=FEW[:2])
+
+
+def verdict_at(program: Program, run: Witness) -> Fault | None:
+    """Return the fault of one run, if it has one; no assumption is needed."""
+    return replayed(laid_out(erase(program)), run)
 
 
 def judge(case: Case, number: int) -> tuple[Outcome, str]:

@@ -26,7 +26,7 @@ def rows(device: Device) -> list[dict[str, Any]]:
     """Return a row for each number.
 
     >>> from tinygpu.devices.device import load_device
-    >>> [row for row in rows(load_device("h200")) if row["number"] == "banks"][0]["value"]
+    >>> [row for row in rows(load_device("h200")) if row["number"] == "sector_bytes"][0]["value"]
     32
     """
     return [

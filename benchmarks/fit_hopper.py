@@ -38,13 +38,13 @@ from numpy.typing import NDArray
 from benchmarks.fit import refit
 from benchmarks.oracle import FITTING, HELD_OUT, path_of, still
 from benchmarks.peers import FOLDER, write_tree
+from benchmarks.trust import tau
 from tinygpu.codegen.run.provenance import provenance
 from tinygpu.devices.device import Device, load_device
 from tinygpu.errors import StoreError
 from tinygpu.machines.hopper import Hopper
 from tinygpu.search.time.cost import cost
 from tinygpu.search.time.fitted import FITTED
-from tinygpu.search.trust import tau
 from tinygpu.term.machine import Chosen
 from tinygpu.term.operation import matmul
 from tinygpu.term.program import Program

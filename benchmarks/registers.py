@@ -130,11 +130,10 @@ def register_limit(program: Program, device: Device) -> int:
 
     A scheduler has its own part of the registers, and the warps are dealt out to the schedulers.
     """
-    threads_per_warp = device.threads_per_sm // device.warps_per_sm
     schedulers = device.warp_schedulers_per_sm
-    warps = program.threads * program.ctas_per_sm // threads_per_warp
+    warps = program.threads * program.ctas_per_sm // 32
     warps = max(-(-warps // schedulers), 1)  # of the scheduler that has most
-    shared = device.registers_per_sm // schedulers // (warps * threads_per_warp)
+    shared = device.registers_per_sm // schedulers // (warps * 32)
     unit = device.register_allocation_unit
     return min(int(shared) // unit * unit, int(device.registers_per_thread_max))
 

@@ -484,7 +484,9 @@ def _calibrated() -> str:
     """Return what calibration finds on an H200 beside the numbers of the package."""
     tree, known = _tree("calibrated"), load_device("h200").provenance
     told, details = [], []
-    for row in (row for row in tree["rows"] if "runs within" in row["source"]):
+    for row in tree["rows"]:
+        if row["number"] not in known or "runs within" not in row["source"]:
+            continue
         name, value, source = row["number"], row["value"], row["source"]
         committed = known[name]
         if row["kind"] == "spec":  # beside what was measured

@@ -1,6 +1,6 @@
 """How far the time model can be trusted: ``python -m benchmarks.time_model [--out DIR]``.
 
-With ``--report DIR`` it writes only what ``tinygpu report --model`` does, of the held-out cases.
+With ``--report DIR`` it writes only a page of the held-out cases, and its pictures.
 
 Every schedule of ``h200/oracle`` (``oracle.py``) is predicted, which needs no GPU, and held against
 its time: the mean of the two visits.  A row of ``time_model.json`` is a machine and a shape; its
@@ -43,14 +43,14 @@ from numpy.typing import NDArray
 
 from benchmarks.oracle import CASES, HELD_OUT, ORACLE, decisions_of, path_of, problem_of, still
 from benchmarks.peers import FOLDER, write_tree
-from tinygpu.cli.trusting import model_report, rankings
+from benchmarks.trust import COUNTS, Evidence, at_random, case_of, tau
+from benchmarks.trust_report import model_report, rankings
 from tinygpu.codegen.run.provenance import provenance
 from tinygpu.devices.device import device_of, load_device
 from tinygpu.machines import MACHINES
 from tinygpu.search.time.breakdown import Breakdown
 from tinygpu.search.time.cost import cost
 from tinygpu.search.time.launch import Assembled
-from tinygpu.search.trust import COUNTS, Evidence, at_random, case_of, tau
 from tinygpu.term.machine import Chosen
 from tinygpu.term.schedule import Schedule
 

@@ -4,8 +4,8 @@ A measurement is kept under its key (``tinygpu/space/measurement.py``): measured
 measured again, so a search that was stopped goes on where it was.  The file is in WAL mode and
 every ``put`` is one transaction that reaches the disk before it returns: several processes may
 write at once, and one that is killed loses at most the measurement that it was about to write.
-``export_lines`` and ``import_lines`` carry measurements between stores as JSON lines, for replay on
-a machine without a GPU.
+``export_lines`` and ``measurements_in`` carry measurements between stores as JSON lines, for replay
+on a machine without a GPU.
 
 >>> import tempfile
 >>> from tinygpu.space.measurement import Measurement
@@ -112,13 +112,6 @@ class Store(AbstractContextManager["Store"]):
         lines = [one.to_json() + "\n" for one in self]
         file.writelines(lines)
         return len(lines)
-
-    def import_lines(self, file: TextIO) -> int:
-        """Keep all measurements of ``export_lines``, or none of them; return how many.
-
-        Raises StoreError for a line that is no measurement.
-        """
-        return self.put_all(measurements_in(file))
 
     def put_all(self, rows: Sequence[Measurement]) -> int:
         """Keep all measurements, or none of them; return how many."""

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tinygpu.machines.simt import LADDER, Simt
 from tinygpu.search.time.rates import sectors_of_warp
-from tinygpu.term.access import INACTIVE, bank_wavefronts, sectors
+from tinygpu.term.access import INACTIVE, bank_wavefronts
 from tinygpu.term.layout import Layout, LayoutError, Swizzle
 from tinygpu.term.machine import Chosen
 from tinygpu.term.operation import matmul
@@ -36,11 +36,6 @@ def wavefronts_one_by_one(offsets: list[int], access_bytes: int) -> int:
     return most(offsets)
 
 
-def sectors_one_by_one(offsets: list[int], access_bytes: int) -> int:
-    """The definition: how many distinct sectors of 32 B hold a byte of the access."""
-    return len({b // 32 for o in offsets if o >= 0 for b in range(o, o + access_bytes)})
-
-
 @st.composite
 def accesses(draw: st.DrawFn) -> tuple[list[list[int]], int]:
     """(warps of 32 byte offsets, access_bytes), with inactive lanes, collisions and conflicts."""
@@ -54,24 +49,22 @@ def accesses(draw: st.DrawFn) -> tuple[list[list[int]], int]:
 
 @given(accesses())
 def test_costs_are_their_definitions(access: tuple[list[list[int]], int]) -> None:
-    """Wavefronts and sectors count words a bank and sectors; inactive lanes count for nothing."""
+    """Wavefronts count words a bank; inactive lanes count for nothing."""
     warps, width = access
     offsets = np.array(warps)
     assert bank_wavefronts(offsets, width).tolist() == [
         wavefronts_one_by_one(warp, width) for warp in warps
     ]
-    assert sectors(offsets, width).tolist() == [sectors_one_by_one(warp, width) for warp in warps]
 
 
 @given(accesses())
 def test_leading_axes_are_independent(access: tuple[list[list[int]], int]) -> None:
-    """costs(x)[i, j] = costs(x[i, j]) for any leading axes, of length 0 too; inputs stay as is."""
+    """cost(x)[i, j] = cost(x[i, j]) for any leading axes, of length 0 too; inputs stay as is."""
     offsets = np.array(access[0])
     before = offsets.copy()
-    for cost in (bank_wavefronts, sectors):
-        alone = [int(cost(warp, access[1])) for warp in offsets]
-        assert cost(offsets[:, None], access[1]).tolist() == [[c] for c in alone]
-        assert cost(offsets[:0], access[1]).shape == (0,)
+    alone = [int(bank_wavefronts(warp, access[1])) for warp in offsets]
+    assert bank_wavefronts(offsets[:, None], access[1]).tolist() == [[c] for c in alone]
+    assert bank_wavefronts(offsets[:0], access[1]).shape == (0,)
     assert np.array_equal(offsets, before)
 
 
@@ -152,31 +145,6 @@ def test_wavefronts_are_cycles(
     assert bank_wavefronts(offsets, access_bytes) == pytest.approx(cycles, rel=0.11)
 
 
-SECTORS = [
-    ("row of f32", 4 * LANES, 4, 4),
-    ("row of f32, off by one", 4 * LANES + 4, 4, 5),
-    ("row of halves", 2 * LANES, 2, 2),
-    ("row of 16 B", 16 * LANES, 16, 16),
-    ("column", 4096 * LANES, 4, 32),
-    ("broadcast", 0 * LANES, 4, 1),
-    ("every second f32", 8 * LANES, 4, 8),
-    ("a guarded edge of 9 f32", np.where(LANES < 9, 4 * LANES, INACTIVE), 4, 2),
-    ("no lane", 0 * LANES - 1, 4, 0),
-]
-
-
-@pytest.mark.parametrize(
-    ("offsets", "access_bytes", "count"),
-    [case[1:] for case in SECTORS],
-    ids=[case[0] for case in SECTORS],
-)
-def test_known_sectors(
-    offsets: np.ndarray[tuple[int], np.dtype[np.int64]], access_bytes: int, count: int
-) -> None:
-    """The textbook accesses to global memory touch the sectors that the textbook says."""
-    assert sectors(offsets, access_bytes) == count
-
-
 def test_a_transposed_tile_conflicts_until_it_is_padded_or_swizzled() -> None:
     """Reading a 32 x 32 tile down its columns: 32 wavefronts, and 1 with a pad or a swizzle."""
     for stride, swizzle, wavefronts in ((32, None, 32), (33, None, 1), (32, Swizzle(5, 0, 5), 1)):
@@ -198,13 +166,10 @@ def test_what_is_no_access() -> None:
         (4 * LANES, 32),
         (np.zeros((), np.int64), 4),
     ):
-        for cost in (bank_wavefronts, sectors):
-            with pytest.raises(LayoutError, match=r"needs|allowed"):
-                cost(offsets, width)
+        with pytest.raises(LayoutError, match=r"needs|allowed"):
+            bank_wavefronts(offsets, width)
     with pytest.raises(LayoutError, match="32"):
         bank_wavefronts(4 * LANES[:16], 4)
-    with pytest.raises(LayoutError, match="sector"):
-        sectors(16 * LANES, 16, sector_bytes=8)
 
 
 @pytest.mark.parametrize("lanes", [None, (1, 4, 0)])

@@ -247,9 +247,9 @@ COMMANDS = {
     f"emit s.json -o {'x' * 300}": "File name too long",
     "emit s.json --cubin .": "it is a folder",
     "emit s.json -o k --cubin k": "give two files",
-    "plot times s.json -o .": "ends in .png, .svg, .pdf",
-    "plot times s.json -o x.gif": "ends in .png, .svg, .pdf",
-    "plot layout s.json -o x": "ends in .png, .svg, .pdf",
+    "plot timeline s.json -o .": "ends in .png, .svg, .pdf",
+    "plot timeline s.json -o x.gif": "ends in .png, .svg, .pdf",
+    "plot timeline s.json -o x": "ends in .png, .svg, .pdf",
     "plot timeline s.json -o file/x.png": "in the way",
     "demo --out file": "in the way",
     "demo --out file/x": "choose another folder",
@@ -304,15 +304,11 @@ COMMANDS = {
     "run h.json -k 3": "pad the rows",
     # plots
     "plot x": "No such command",
-    "plot layout": "Missing argument",
-    "plot layout none.json": "No such file",
-    "plot layout s.json --buffer smem_z": "did you mean smem_",
+    "plot timeline": "Missing argument",
+    "plot timeline none.json": "No such file",
     "plot timeline s.json --iterations 0": "--iterations",
     "plot timeline s.json --iterations 1000000000": "--iterations",
     "plot timeline empty.json": "truncated",
-    "plot times": "Missing argument",
-    "plot times s.json h.json": "another problem",
-    "plot times s.json none.json": "No such file",
     "plot measured": "Missing argument",
     "plot measured none.db": "no such file",
     "plot measured .": "no such file",
@@ -387,7 +383,6 @@ COMMANDS = {
     "report none": "does not exist",
     "report .": "no search.json in it",
     "report s.json": "no search.json in it",
-    "report s.json --model": "export the store again",
     # the rest
     "demo --machine hopper --device a100": "a100 is sm_80",
     "demo --machine rows": "known are rmsnorm, softmax",
@@ -572,7 +567,7 @@ def number(field: str, value: Any) -> Change:
 
 CHIPS: list[tuple[Change, str]] = [
     (top(version="2"), 'version "2"'),
-    (top(version=1), "version 1; this tinygpu reads version 3"),
+    (top(version=1), "version 1; this tinygpu reads version 4"),
     (top(format="tinygpu schedule"), "tinygpu device"),
     (top(extra=1), "extra is unknown"),
     (lambda tree: tree.pop("name"), "name is missing"),
@@ -610,11 +605,9 @@ CHIPS: list[tuple[Change, str]] = [
     (number("launch_seconds", 0.6), "look at its unit"),
     (number("dram_bytes_per_second", 4800), "look at its unit"),
     (number("l2_bytes", 50), "look at its unit"),
-    (number("banks", 31), "power of two"),
     (number("sector_bytes", 48), "power of two"),
     (number("smem_bytes_per_cta_max", 262144), "at most 233472"),
     (number("threads_per_cta_max", 4096), "at most 2048"),
-    (number("warps_per_sm", 65), "at most 64"),
 ]
 
 

@@ -54,11 +54,9 @@ STEP: Mapping[str, tuple[str, int]] = {
     "fma_latency": (r"fma\.rn\.f32", 1),
     "fma_f64_latency": (r"fma\.rn\.f64", 1),
     "smem_bytes": (r"ld\.shared\.v4", 16),
-    "lsu_requests": (r"ld\.shared", 1),
     "smem_latency": (r"ld\.shared", 1),
     "barrier_latency": (r"bar\.sync", 1),
     "clock": (r"fma\.rn\.f32", 1),
-    "l1_bytes": (r"ld\.global\.ca\.v4", 16),
     "l1_latency": (r"ld\.global\.ca", 1),
     "l2_latency": (r"ld\.global\.cg", 1),
     "dram_latency": (r"ld\.global\.cg", 1),
@@ -101,7 +99,7 @@ def work_in(kernel: Microkernel, text: str) -> int:
     times = len(re.findall(pattern, loop_of(text))) * int(found.group(1)) * each
     if kernel.unit == "steps":
         return times
-    return times * int(threads.group(1)) // (32 if kernel.unit == "requests" else 1)
+    return times * int(threads.group(1))
 
 
 @pytest.mark.parametrize(
@@ -305,8 +303,7 @@ class MadeUp:
             "fma_f64": t.fma_f64_per_cycle_per_sm, "int": t.int_per_cycle_per_sm,
             "cvt_f64": t.cvt_f64_per_cycle_per_sm, "cvt_16": t.cvt_16_per_cycle_per_sm,
             "sfu": t.sfu_per_cycle_per_sm, "shuffle": t.shuffle_per_cycle_per_sm,
-            "lsu_requests": t.lsu_requests_per_cycle_per_sm,
-            "smem_bytes": t.smem_bytes_per_cycle_per_sm, "l1_bytes": t.l1_bytes_per_cycle_per_sm,
+            "smem_bytes": t.smem_bytes_per_cycle_per_sm,
             "l2_read": t.l2_bytes_per_cycle / ctas, "red": 100.0 / ctas,
             "mma": t.tensor_flop_per_cycle_per_sm * (0.6 if t.arch == "sm_90a" else 1),
             "wgmma_n64": 0.8 * t.tensor_flop_per_cycle_per_sm,
@@ -395,7 +392,7 @@ def test_calibration_finds_the_numbers(name: str) -> None:
     assert all(n.kind == "spec" for n in sheet.values())
     rated = [f for f in SHEET if load_device(name).provenance[f].kind == "spec"]
     assert set(sheet) == {f for f in rated if f not in others and f not in COPIED[name]}
-    assert len(measured) == 21 + len(others) - len(sheet)
+    assert len(measured) == 19 + len(others) - len(sheet)
     assert all("tinygpu calibrate, 2026-01-01, driver 580.1" in n.source for n in measured.values())
     for field in measured:
         assert any(line.startswith(f"{field} = ") for line in told)
@@ -404,13 +401,12 @@ def test_calibration_finds_the_numbers(name: str) -> None:
 
 
 def test_no_number_of_an_sm_90a_is_copied() -> None:
-    """Each is measured, or told by the driver, or one of the ten that are alike since sm_80."""
+    """Each is measured, or told by the driver, or one of the five that are alike since sm_80."""
     found = measure_device(MadeUp(load_device("h200"), seed=5), date="2026-01-01")
     alike = {field for field, n in found.numbers if "calibrate, 2026-01-01" not in n.source}
     assert alike == {
         "registers_per_thread_max", "register_allocation_unit", "warp_schedulers_per_sm",
-        "issue_per_cycle_per_scheduler", "sector_bytes", "line_bytes", "banks", "bank_bytes",
-        "l1_bytes_per_sm",
+        "issue_per_cycle_per_scheduler", "sector_bytes",
     }  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import product
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -62,7 +63,7 @@ def test_places_are_the_tile_each_once(name: str, rows: int, columns: int) -> No
     fragment = FRAGMENTS[name]
     shape = (rows * fragment.base[0], columns * fragment.base[1])
     row, column = fragment.places(shape)
-    assert row.shape == column.shape == (fragment.threads, fragment.per_thread(shape))
+    assert row.shape == column.shape == (fragment.threads, prod(shape) // fragment.threads)
     flat = np.sort((row * shape[1] + column).ravel())
     assert np.array_equal(flat, np.arange(shape[0] * shape[1]))
 

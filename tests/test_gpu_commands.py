@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from tests.test_report_page import Page
+
 pytestmark = pytest.mark.gpu
 ROOT = Path(__file__).parent.parent
 KINDS = [
@@ -85,7 +87,8 @@ def test_demo(machine: str, site: Path, tmp_path: Path) -> None:
     done = tinygpu(site, tmp_path, "demo", "--machine", machine, *dtype, *small)
     assert done.returncode == 0, done.stderr
     assert "nothing was measured" not in done.stdout
-    (layer,) = json.loads((tmp_path / "report" / "results.json").read_text())["layers"].values()
+    page = Page((tmp_path / "report" / "report.html").read_text())
+    (layer,) = (one["found"] for one in json.loads(page.unpacked("data"))["sections"])
     assert all(row["seconds"] for row in layer["best"])
     assert layer["cublas_seconds"]
     assert (tmp_path / "report" / "report.html").stat().st_size > 10_000

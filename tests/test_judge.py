@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
+from benchmarks.async_corpus import verdict_at
 from tests.ampere_terms import term as ampere
 from tests.async_mutants import mutants as async_mutants
 from tests.async_protocols import by_hand
@@ -23,7 +24,7 @@ from tests.test_judge_pipelines import PIPELINES, simt
 from tinygpu.legality.concurrency.blocks import laid_out
 from tinygpu.legality.concurrency.cutoff import Witness, replayed, searched
 from tinygpu.legality.concurrency.erase import erase
-from tinygpu.legality.concurrency.judge import verdict, verdict_at, verdict_of
+from tinygpu.legality.concurrency.judge import verdict, verdict_of
 from tinygpu.machines import ampere as ampere_machine
 from tinygpu.machines import blackwell as blackwell_machine
 from tinygpu.machines import hopper as hopper_machine

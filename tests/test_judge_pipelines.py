@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from benchmarks.async_corpus import verdict_at
 from tinygpu.legality.concurrency.erase import erase
-from tinygpu.legality.concurrency.judge import verdict, verdict_at, verdict_of
+from tinygpu.legality.concurrency.judge import verdict, verdict_of
 from tinygpu.machines.simt import LADDER, Simt
 from tinygpu.term.machine import Chosen
 from tinygpu.term.operation import matmul

@@ -28,8 +28,6 @@ HOMES = {
     "z3": {"tinygpu.smt"},
     "cupy": {"tinygpu.codegen.runtime.function"},
     "distributed": {"tinygpu.codegen.run.fleet"},
-    "gymnasium": {"tinygpu.search.environment"},
-    "nvMatmulHeuristics": {"tinygpu.cli.heuristics"},
 }
 RELATIVE = "tinygpu.codegen.emulator"
 """Its modules import each other by relative names: the wheel ``tinygpu-ptx`` has them, too."""

@@ -26,12 +26,10 @@ from numpy.typing import NDArray
 from tests.sample import some
 from tests.test_cli import complaint, tinygpu
 from tinygpu.cli.given import Given
-from tinygpu.cli.layout_picture import layout_figure, shared_buffers
 from tinygpu.cli.palette import COLOURS, COMPONENTS
-from tinygpu.cli.pictures import Point, encoded, measured_figure, times_figure
+from tinygpu.cli.pictures import Point, encoded, measured_figure
 from tinygpu.cli.plot import drawn_timeline
 from tinygpu.devices.device import DEVICES, device_of, load_device, names_gpu
-from tinygpu.errors import ScheduleError
 from tinygpu.machines import MACHINES, ampere, blackwell, hopper, simt
 from tinygpu.machines.file import machine_in
 from tinygpu.search.exact.best import Ranked
@@ -167,88 +165,9 @@ def test_a_timeline_is_legible(one: Given) -> None:
         assert names == list(line.rows)
 
 
-def first_of(machine: str, count: int) -> list[Ranked]:
-    """Schedules of a machine: its named ones, as often as needed."""
-    found = [given(machine, name) for name in POINTS[machine]]
-    best = ranked(*found * (1 + count // len(found)))
-    return best[:count]
-
-
-@pytest.mark.parametrize(
-    ("machine", "count"),
-    [("hopper", 1), ("hopper", 2), ("hopper", 10), ("blackwell", 20), ("ampere", 2), ("simt", 10)],
-)
-def test_times_are_legible(machine: str, count: int) -> None:
-    best = first_of(machine, count)
-    figure = times_figure(best, f"Predicted times: matmul, {machine} on a device")
-    require_legible(figure)
-    axes = figure.axes[0]
-    shown = [text.get_text() for text in axes.texts if "," in text.get_text()]
-    assert [text.rpartition(", ")[2] for text in shown] == [o.breakdown.bottleneck for o in best]
-    header, *rows = (t.get_text().replace("\N{NO-BREAK SPACE}", " ") for t in names_of(figure))
-    named = header.split()[:-1]
-    assert [row.split() for row in rows] == [
-        [*(str(one.schedule[name]) for name in named), str(number)]
-        for number, one in enumerate(best, 1)
-    ]
-    assert {len(row) for row in rows} == {len(header)}  # columns stand below their names
-
-
-def names_of(figure: Figure) -> list[Text]:
-    axes = figure.axes[0]
-    header = next(t for t in axes.texts if t.get_text().endswith("#"))
-    return [header, *axes.get_yticklabels()]
-
-
-def test_times_of_a_user_s_machine_are_legible() -> None:
-    require_legible(times_figure(ranked(norm(), norm(ctas=0), norm(warps=8)), "Predicted times"))
-    require_legible(times_figure(ranked(lines()), "Predicted times"))
-
-
-def test_names_tell_schedules_apart() -> None:
-    """Of many decisions those are shown that tell most schedules apart; they fit."""
-    every = [given("hopper", name) for name in POINTS["hopper"]]
-    changed = [
-        Ranked(1e-3, replace_of(one, raster=n), ranked(one)[0].breakdown)
-        for n in (1, 8)
-        for one in every[:3]
-    ]
-    rows = [text.get_text() for text in names_of(times_figure(changed, "title"))[1:]]
-    assert "raster" in names_of(times_figure(changed, "title"))[0].get_text()
-    assert len({row.rpartition("\N{NO-BREAK SPACE}")[0] for row in rows}) == len(rows)
-
-
-def replace_of(one: Given, **changes: Any) -> Schedule:
-    return Schedule.of(one.machine, {**dict(one.schedule.decisions), **changes})
-
-
-LAYOUTS = [
-    given("simt", "multi-stage"),
-    given("simt", "shared"),
-    given("ampere", "ring"),
-    given("hopper", "tma store"),
-    given("blackwell", "pair"),
-    norm(),
-    norm(warps=2, ctas=0),
-]
-
-
-@pytest.mark.parametrize("one", some(LAYOUTS, 2), ids=lambda one: str(one.machine.name))
-def test_layouts_are_legible(one: Given) -> None:
-    term = program(one)
-    unlike = {(buffer.shape, buffer.stride): buffer.name for buffer in shared_buffers(term)}
-    for name in unlike.values():
-        require_legible(layout_figure(term, name))
-
-
-@pytest.mark.parametrize(
-    "one",
-    [lines(), given("simt", "naive"), norm(warps=1, rows=1)],
-    ids=lambda one: str(one.machine.name),
-)
-def test_a_layout_needs_shared_memory(one: Given) -> None:
-    with pytest.raises(ScheduleError, match="keeps no tile in shared memory; give a schedule"):
-        layout_figure(program(one))
+def few_points() -> Figure:
+    points = [Point(1e-3, 1e-3 * n, "hopper", "a matmul") for n in (1.0, 1.1)]
+    return measured_figure(points, "title")
 
 
 @pytest.mark.parametrize(
@@ -339,29 +258,23 @@ def written(tmp_path: Path) -> Path:
 
 
 def test_a_machine_of_one_s_own_is_drawn(tmp_path: Path) -> None:
-    """Its timeline and times; there is no tile in its shared memory."""
     file = Path(__file__).parent.parent / "examples" / "first_machine.py"
     own = ["--machine", f"{file}:Axpb"]
     machine = machine_in(own[1])
-    paths = [tmp_path / f"{vector}.json" for vector in (1, 4)]
-    for path, vector in zip(paths, (1, 4), strict=True):
-        schedule = Schedule.of(machine, {"vector": vector, "threads": 256})
-        path.write_text(to_json(schedule, Problem.of(elementwise("a*x + b"), i=1 << 20)))
-    assert tinygpu("plot", "timeline", paths[0], *own, "-o", tmp_path / "x.svg").exit_code == 0
+    path = tmp_path / "one.json"
+    schedule = Schedule.of(machine, {"vector": 4, "threads": 256})
+    path.write_text(to_json(schedule, Problem.of(elementwise("a*x + b"), i=1 << 20)))
+    assert tinygpu("plot", "timeline", path, *own, "-o", tmp_path / "x.svg").exit_code == 0
     assert ">global memory<" in (tmp_path / "x.svg").read_text()
-    assert tinygpu("plot", "times", *paths, *own, "-o", tmp_path / "y.svg").exit_code == 0
-    assert "axpb on h200" in (tmp_path / "y.svg").read_text()
-    assert "keeps no tile in shared memory" in complaint(tinygpu("plot", "layout", paths[0], *own))
 
 
-@pytest.mark.parametrize("kind", ["layout", "timeline", "times"])
-def test_the_ending_says_what_is_written(kind: str, written: Path) -> None:
+def test_the_ending_says_what_is_written(written: Path) -> None:
     """In SVG and PDF text is text."""
-    word = {"layout": "smem_a", "timeline": "tensor cores", "times": "predicted time"}[kind]
+    word = "tensor cores"
     found = {}
     for ending in ("png", "SVG", "pdf"):
         path = written.with_suffix(f".{ending}")
-        assert tinygpu("plot", kind, written, "-o", path).exit_code == 0
+        assert tinygpu("plot", "timeline", written, "-o", path).exit_code == 0
         found[ending] = path.read_bytes()
     assert found["png"].startswith(b"\x89PNG")
     assert re.search(rf"<text[^>]*>{word}", found["SVG"].decode())
@@ -372,7 +285,7 @@ def test_the_ending_says_what_is_written(kind: str, written: Path) -> None:
 
 @pytest.mark.parametrize("form", ["png", "svg", "pdf"])
 def test_equal_figures_are_equal_files(form: str) -> None:
-    one, other = (encoded(times_figure(first_of("hopper", 2), "title"), form) for _ in range(2))
+    one, other = (encoded(few_points(), form) for _ in range(2))
     assert one == other
 
 
@@ -392,7 +305,7 @@ def pdf_text(data: bytes) -> str:
 
 
 @pytest.mark.parametrize("name", ["x.gif", "x", ".", "x.png.gz"])
-@pytest.mark.parametrize("kind", ["layout", "timeline", "times", "measured"])
+@pytest.mark.parametrize("kind", ["timeline", "measured"])
 def test_another_ending_is_refused(kind: str, name: str, written: Path) -> None:
     line = complaint(tinygpu("plot", kind, written, "-o", written.parent / name))
     assert ".png" in line
@@ -514,15 +427,15 @@ def test_a_device_is_known_by_the_driver_s_name(gpu: str, device: str) -> None:
 
 def test_what_is_not_legible_is_seen() -> None:
     """The checks of this file fail where text is cut, covered or looks alike."""
-    figure = times_figure(first_of("hopper", 2), "title")
+    figure = few_points()
     figure.axes[0].set_xticks([100, 101], ["hundred", "hundred one"])
     with pytest.raises(AssertionError, match="hundred one"):
         require_legible(figure)
-    figure = times_figure(first_of("hopper", 2), "title")
+    figure = few_points()
     figure.text(-0.01, 0.5, "cut", rotation=90)
     with pytest.raises(AssertionError, match="cut"):
         require_legible(figure)
-    figure = times_figure(first_of("hopper", 2), "title")
+    figure = few_points()
     figure.axes[0].legend(handles=[Line2D([], [], label="over data")])
     with pytest.raises(AssertionError):
         require_legible(figure)

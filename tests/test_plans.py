@@ -355,7 +355,6 @@ def test_the_command_line_takes_a_plan(tmp_path: Path) -> None:
     built = schedule(tile_m=64, tile_n=64, store_n=64).term(SPLIT, DEEP.operation)
     assert tree["seconds"] == pytest.approx(cost(built, DEEP.sizes, H100).seconds)
     assert "kernel 1 of 2, which takes longest" in tinygpu("explain", str(path)).stdout
-    for what in ("timeline", "layout"):
-        picture = tmp_path / f"{what}.png"
-        assert tinygpu("plot", what, str(path), "--output", str(picture)).exit_code == 0
-        assert picture.stat().st_size > 5_000
+    picture = tmp_path / "timeline.png"
+    assert tinygpu("plot", "timeline", str(path), "--output", str(picture)).exit_code == 0
+    assert picture.stat().st_size > 5_000

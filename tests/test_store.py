@@ -20,7 +20,7 @@ from tests.sample import draws
 from tinygpu.errors import StoreError
 from tinygpu.machines.simt import LADDER, Simt
 from tinygpu.search import store as stored
-from tinygpu.search.store import Store
+from tinygpu.search.store import Store, measurements_in
 from tinygpu.space.measurement import Measurement, describe
 from tinygpu.term.operation import Problem, matmul
 from tinygpu.term.schedule import Schedule
@@ -83,7 +83,7 @@ def test_lines_carry_all(given_: list[Measurement]) -> None:
             store.put(m)
         assert store.export_lines(file) == len(store)
         file.seek(0)
-        assert other.import_lines(file) == len(store)
+        assert other.put_all(measurements_in(file)) == len(store)
         assert list(other) == list(store)
 
 
@@ -271,7 +271,7 @@ def test_import_is_all_or_nothing() -> None:
         with Store(":memory:") as store:
             store.put(one())
             with pytest.raises(StoreError, match=r"measurement: .* is none"):
-                store.import_lines(io.StringIO(f"{good}\n{bad}\n"))
+                store.put_all(measurements_in(io.StringIO(f"{good}\n{bad}\n")))
             assert list(store) == [one()]
             store.put(one("after"))
 
@@ -290,7 +290,7 @@ def test_an_import_that_fails_midway_is_undone(monkeypatch: pytest.MonkeyPatch) 
         with monkeypatch.context() as patch:
             patch.setattr(Store, "put", failing)
             with pytest.raises(StoreError, match="no more"):
-                store.import_lines(file)
+                store.put_all(measurements_in(file))
         assert len(store) == 0
         store.put(one())
         assert len(store) == 1
@@ -334,7 +334,7 @@ def test_full_disk(tmp_path: Path) -> None:
         store._db.execute(f"pragma max_page_count = {pages}")
         many = "".join(one(str(i), reason="x" * 500).to_json() + "\n" for i in range(1000))
         with pytest.raises(StoreError, match="full; free some space"):
-            store.import_lines(io.StringIO(many))
+            store.put_all(measurements_in(io.StringIO(many)))
         assert len(store) == 1
         assert store.get(one().key) == one(seconds=2.0)
 

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from benchmarks import fit_hopper, time_model
 from benchmarks.oracle import CASES, COLUMNS, FITTING, HELD_OUT
 from benchmarks.peers import FOLDER
+from benchmarks.trust import COUNTS, at_random
 from tests.sample import draws
 from tinygpu.machines import MACHINES
 from tinygpu.search.time.breakdown import Breakdown
 from tinygpu.search.time.fitted import INTERVALS
-from tinygpu.search.trust import COUNTS, at_random
 
 TABLE = FOLDER / "time_model.json"
 Times = st.lists(st.integers(1, 999), min_size=8, max_size=11, unique=True)

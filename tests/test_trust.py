@@ -1,4 +1,4 @@
-"""How far the model is right: regrets, rankings, and the report on what a user has measured."""
+"""How far the model is right: regrets, rankings, and the report."""
 
 from __future__ import annotations
 
@@ -10,18 +10,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
 from benchmarks import time_model
+from benchmarks.heuristics import heuristics
 from benchmarks.oracle import HELD_OUT, path_of, still
+from benchmarks.trust import COUNTS, Evidence, by_regime, habits, regret_at, roofline
+from benchmarks.trust_report import model_report, rankings
 from tests.sample import draws
-from tinygpu.cli import app
-from tinygpu.cli.heuristics import heuristics
-from tinygpu.cli.trusting import cases_in, model_report, rankings
-from tinygpu.machines import MACHINES
-from tinygpu.search.store import Store
-from tinygpu.search.trust import COUNTS, Evidence, by_regime, habits, regret_at, roofline
-from tinygpu.space.measurement import Measurement, describe
 
 FEW, MANY = (path_of(HELD_OUT[i]) for i in (2, 9))
 SIMT = path_of(next(one for one in HELD_OUT if one[0] == "simt"))
@@ -104,12 +99,6 @@ def test_heuristics_rank_what_was_measured() -> None:
     assert heuristics(case(SIMT)) is None
 
 
-def report(*words: object) -> str:
-    result = CliRunner().invoke(app, ["report", "--model", *map(str, words)])
-    assert result.exit_code == 0, result.output
-    return result.output
-
-
 def test_a_page_of_an_oracle(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A page that holds its pictures and tables, and the pictures as files."""
     model_report([case(FEW), case(SIMT)], tmp_path)
@@ -121,51 +110,3 @@ def test_a_page_of_an_oracle(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert f"{100 * mine[1]:.1f} %" in told
     assert "waits for" in told
     assert FEW.stem.partition("-")[2].replace("x", " x ") in told
-
-
-def test_the_command_on_a_users_own_store(tmp_path: Path) -> None:
-    """A store and its export say the same; what is no schedule any more is left out."""
-    mine, (tree,) = case(MANY), [json.loads(MANY.read_text())]
-    with Store(tmp_path / "store.db") as store:
-        for schedule, seconds in zip(mine.schedules[::4], mine.times[::4], strict=True):
-            operation, sizes, chosen = describe(mine.problem, schedule)
-            for text in (chosen, chosen.replace("swap", "swept"), '{"peer":"a:b"}'):
-                store.put(
-                    Measurement(
-                        operation=operation,
-                        sizes=sizes,
-                        schedule=text,
-                        seconds=float(seconds),
-                        device=tree["provenance"]["device"],
-                        driver="580",
-                        emitter=1,
-                    )
-                )
-        with (tmp_path / "some.jsonl").open("w") as file:
-            store.export_lines(file)
-    (kept,) = cases_in(tmp_path, "", MACHINES)
-    assert sorted(kept.times) == sorted(mine.times[::4])
-    assert kept.noise is None
-    first = report(tmp_path / "store.db", "--out", tmp_path / "a")
-    again = report(tmp_path / "some.jsonl", "--out", tmp_path / "b")
-    assert first.replace("/a/", "/b/") == again
-    assert "A/A" not in first
-
-
-def test_what_is_wrong_is_one_line(tmp_path: Path) -> None:
-    """Nothing there, no store, a GPU of which no device is known."""
-    mine = case(MANY)
-    operation, sizes, chosen = describe(mine.problem, mine.schedules[0])
-    one = Measurement(operation=operation, sizes=sizes, schedule=chosen, seconds=1.0,
-                      device="GPU X", driver="580", emitter=1)  # fmt: skip
-    for name, text, told in (
-        ("x.json", "{}", "no measured schedule"),
-        ("store.db", "{}", "not a database"),
-        ("x.jsonl", one.to_json(), "calibrate wrote there"),
-    ):
-        (tmp_path / name).write_text(text)
-        place = tmp_path / name if name == "x.jsonl" else tmp_path
-        result = CliRunner().invoke(app, ["report", "--model", str(place)])
-        assert result.exit_code == 2
-        assert told in result.output
-        assert len(result.output.splitlines()) == 1

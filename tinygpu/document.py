@@ -42,18 +42,13 @@ def document(
     version: int,
     kinds: Mapping[str, type | None],
     optional: Mapping[str, type | None] = MappingProxyType({}),
-    *,
-    older: tuple[int, ...] = (),
 ) -> Fields:
-    """Return the fields of a document of this format; a kind None takes any JSON value.
-
-    Of ``older`` versions are those that mean the same, and lack only optional fields.
-    """
+    """Return the fields of a document of this format; a kind None takes any JSON value."""
     tree = parsed(text)
     if not isinstance(tree, dict) or tree.get("format") != name:
         raise DocumentError(f'no {{"format": "{name}"}} in it; give a file that tinygpu wrote')
     found = tree.get("version")
-    if type(found) is not int or found not in (version, *older):
+    if type(found) is not int or found != version:
         kind = "" if type(found) is int else " (a number)"
         raise DocumentError(
             f"version {shown(found)}; this tinygpu reads version {version}{kind}: "

@@ -39,14 +39,12 @@ from tinygpu.term.layout import Swizzle
 from tinygpu.term.program import Access, Affine, Barrier, Do, Immediate, Program, Scalar, walk
 
 __all__ = [
-    "HELD", "KINDS", "PTX_VERSION", "KernelCode", "Rule", "constant", "integer_values", "signature",
+    "KINDS", "PTX_VERSION", "KernelCode", "Rule", "constant", "integer_values", "signature",
 ]  # fmt: skip
 
 PTX_VERSION = "9.0"  # spec: the newest that ptxas 13.0 takes
 KINDS = {"f32": "f32", "f64": "f64", "f16": "b16", "bf16": "b16", "tf32": "b32"}
 """The register of a thread's value."""
-HELD = {"f32": "f32", "f16": "b32", "bf16": "b32"}
-"""The register of a row's elements, of 16 bits two."""
 
 
 def signature(program: Program) -> tuple[str, ...]:

@@ -61,14 +61,14 @@ def check(
     return found
 
 
-def computes(term: Term, sizes: Mapping[str, int] | None = None, draws: int = 2) -> Meaning:
-    """Ask a legal term at ``sizes``, or at its ``instances``, the last with ``draws`` inputs.
+def computes(term: Term, sizes: Mapping[str, int] | None = None) -> Meaning:
+    """Ask a legal term at ``sizes``, or at its ``instances``.
 
     The code of a user's instructions is compared with their meaning at the last sizes.  Raises
     ProgramError for a term that is malformed, OperationError for sizes that are not the
     operation's.
     """
-    found = identity.computes(term, sizes, draws)
+    found = identity.computes(term, sizes)
     if found.finding is not None or not found.asked:
         return found
     for program, own in steps_of(term, found.asked[-1]):

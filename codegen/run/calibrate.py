@@ -75,8 +75,7 @@ _OLDEST = 80  # spec: PTX ISA, mma.sync of bf16 and cp.async
 _L2_CHAIN_LINKS, _DRAM_CHAIN_LINKS, _DRAM_STRIDE_BYTES = 8192, 2048, 1 << 16
 
 _RATES = (
-    "fma_f32", "fma_f64", "int", "cvt_f64", "cvt_16", "sfu", "shuffle", "lsu_requests",
-    "smem_bytes", "l1_bytes",
+    "fma_f32", "fma_f64", "int", "cvt_f64", "cvt_16", "sfu", "shuffle", "smem_bytes",
 )  # fmt: skip
 _SHEET = (
     "fma_f32_per_cycle_per_sm", "fma_f64_per_cycle_per_sm", "smem_bytes_per_cycle_per_sm",
@@ -100,7 +99,7 @@ _ATTRIBUTES: Mapping[str, str] = {
 _EMPTY = Microkernel("empty", "steps", (), per_thread=1, iterations=1, smem_bytes=0)
 _COMMON = (
     "registers_per_thread_max", "register_allocation_unit", "warp_schedulers_per_sm",
-    "issue_per_cycle_per_scheduler", "sector_bytes", "line_bytes", "banks", "bank_bytes",
+    "issue_per_cycle_per_scheduler", "sector_bytes",
 )  # fmt: skip
 _ALIKE = (
     "tensor_flop_per_cycle_per_sm", "fill_bytes_per_cycle_per_sm", "tma_latency_cycles",
@@ -370,15 +369,10 @@ def _told(chip: Gpu, source: str) -> dict[str, Number]:
     driver = f"{source}: the driver's attribute"
     for field, attribute in _ATTRIBUTES.items():
         numbers[field] = Number(chip.attributes[attribute], "spec", f"{driver} {attribute}")
-    warps = chip.attributes["MaxThreadsPerMultiProcessor"] // chip.attributes["WarpSize"]
-    numbers["warps_per_sm"] = Number(warps, "spec", f"{driver} MaxThreadsPerMultiProcessor / 32")
     for size in (4, 8, 16):
         at_once = Number(chip.clusters(size), "spec", f"{source}: the driver's occupancy")
         numbers[f"clusters_of_{size}"] = at_once
     numbers["dram_bytes"] = Number(chip.dram_bytes, "spec", f"{source}: the driver")
-    # sm_80: 192 and 164 KiB; sm_86, sm_89 and sm_120: 128 and 100; sm_90: 256 and 228.
-    l1 = chip.attributes["MaxSharedMemoryPerMultiprocessor"] + 28 * 1024
-    numbers["l1_bytes_per_sm"] = Number(l1, "spec", "shared memory of an SM and 28 KiB")
     return numbers
 
 

@@ -3,8 +3,8 @@
 Every kernel takes (out, data), and the first thread of CTA i writes four 64-bit words to out[4*i]:
 the SM's clock and the global timer (ns) before, and both after.  Barriers before and after make the
 readings hold for the whole CTA.  ``work`` is what one CTA has done in between, in the unit of the
-device's field: thread-level results, FLOP, bytes, warp-level requests, or steps of a chain of
-dependent instructions (then cycles / work is a latency).
+device's field: thread-level results, FLOP, bytes, or steps of a chain of dependent instructions
+(then cycles / work is a latency).
 
 >>> fma = MICROKERNELS["fma_f32"]
 >>> fma.work == fma.threads * fma.per_thread
@@ -39,7 +39,7 @@ class Microkernel:
     """
 
     name: str
-    unit: Literal["results", "flop", "bytes", "requests", "steps"]
+    unit: Literal["results", "flop", "bytes", "steps"]
     body: tuple[str, ...]
     per_thread: int
     iterations: int
@@ -60,9 +60,7 @@ class Microkernel:
     @property
     def work(self) -> int:
         """What one CTA does between its clock readings, in ``unit``."""
-        if self.unit == "steps":
-            return self.per_thread
-        return self.per_thread * (self.threads // 32 if self.unit == "requests" else self.threads)
+        return self.per_thread * (1 if self.unit == "steps" else self.threads)
 
     def ptx(self, arch: str) -> str:
         """Return the module; its entry is called ``probe``, its shared memory is dynamic."""
@@ -143,24 +141,28 @@ def _latency(name: str, kind: str, lines: tuple[str, ...]) -> Microkernel:
     return _arithmetic(name, kind, lines, chains=1, unroll=128, iterations=32, threads=32)
 
 
-def _shared(name: str, unit: Literal["bytes", "requests"], load: str, width: int) -> Microkernel:
-    """Read shared memory, neighbouring lanes side by side."""
+def _shared() -> Microkernel:
+    """Read shared memory in vectors of 16 B, neighbouring lanes side by side."""
     # Other addresses each time, results that are kept, and a step of 0 that the assembler does not
     # know: else it loads once.
-    loads = [line.format(at=i * width) for i in range(32) for line in (load, _KEEP)]
+    loads = [
+        line
+        for i in range(32)
+        for line in (
+            f"ld.shared.v4.u32 {{%w0, %w1, %w2, %w3}}, [%here+{16 * i}]",
+            "xor.b32 %kept, %kept, %w0",
+        )
+    ]
     return Microkernel(
-        name, unit, ("add.u32 %here, %here, %step", *loads),
-        64 * 32 * (width if unit == "bytes" else 1), 64, threads=1024,
+        "smem_bytes", "bytes", ("add.u32 %here, %here, %step", *loads),
+        64 * 32 * 16, 64, threads=1024,
         setup=(
-            f"mad.lo.u32 %here, %thread, {width}, %smem", "mov.u32 %step, %nctaid.y",
+            "mad.lo.u32 %here, %thread, 16, %smem", "mov.u32 %step, %nctaid.y",
             "sub.u32 %step, %step, 1", "mov.u32 %kept, 0",
         ),
         keep="%kept",
         registers=(".u32 %here, %step, %kept", ".u32 %w<4>"),
     )  # fmt: skip
-
-
-_KEEP = "xor.b32 %kept, %kept, %w0"
 
 
 def chain_kernel(links: int, stride_bytes: int) -> Microkernel:
@@ -223,23 +225,6 @@ def stream_kernel(
     )  # fmt: skip
 
 
-def _l1_stream() -> Microkernel:
-    """Read 64 KiB that stay in L1: two halves in turn, so that no load can be left out."""
-    loads = [
-        f"ld.global.ca.v4.u32 {{%a{i}, %b{i}, %c{i}, %d{i}}}, [%here+{8192 * i}]" for i in range(4)
-    ]
-    uses = [f"xor.b32 %kept, %kept, %{r}{i}" for i in range(4) for r in "abcd"]
-    return Microkernel(
-        "l1_bytes", "bytes",
-        (*loads, *uses, "add.u64 %here, %here, %step", "neg.s64 %step, %step"),
-        16 * 4 * 512, 512, threads=512,
-        setup=("mad.wide.u32 %here, %thread, 16, %data", "mov.u64 %step, 32768",
-               "mov.u32 %kept, 0"),
-        keep="%kept",
-        registers=(".u64 %here", ".s64 %step", ".u32 %kept", *(f".u32 %{r}<4>" for r in "abcd")),
-    )  # fmt: skip
-
-
 def _clock() -> Microkernel:
     """Repeat x x + c, for c from -1.8 to -1.9: chaotic within (-2, 2), so that bits toggle."""
     chains = _arithmetic("clock", "f32", ("fma.rn.f32 {x}, {x}, {x}, %c0",), iterations=2048)
@@ -260,8 +245,7 @@ MICROKERNELS: Mapping[str, Microkernel] = {
         _arithmetic("shuffle", "b32", ("shfl.sync.bfly.b32 {x}, {x}, 1, 31, -1",), iterations=16),
         _latency("fma_latency", "f32", _FMA_F32),
         _latency("fma_f64_latency", "f64", _FMA_F64),
-        _shared("smem_bytes", "bytes", "ld.shared.v4.u32 {{%w0, %w1, %w2, %w3}}, [%here+{at}]", 16),
-        _shared("lsu_requests", "requests", "ld.shared.u32 %w0, [%here+{at}]", 4),
+        _shared(),
         Microkernel(
             "smem_latency", "steps", ("ld.shared.u32 %here, [%here]",) * 64, 64 * 64, 64,
             setup=("mov.u32 %here, %smem", "st.shared.u32 [%here], %here"),
@@ -269,7 +253,6 @@ MICROKERNELS: Mapping[str, Microkernel] = {
         ),
         Microkernel("barrier_latency", "steps", ("bar.sync 0",) * 64, 64 * 64, 64, threads=256),
         _clock(),
-        _l1_stream(),
         _chase("l1_latency", ".ca", 4096),
         _chase("l2_latency", ".cg", 8192),
         _chase("dram_latency", ".cg", 2048),

@@ -105,9 +105,7 @@ class Output:
         return all(bool((margin == np.iinfo(margin.dtype).max).all()) for margin in margins)
 
 
-def validate(
-    kernel: Kernel, problem: Problem, seed: int, *, scalars: Mapping[str, float] | None = None
-) -> float:
+def validate(kernel: Kernel, problem: Problem, seed: int) -> float:
     """Run a kernel once on fresh data of each kind; return its worst error ratio.
 
     It is right where that is at most 1.  Raises LaunchError if the kernel cannot take the problem's
@@ -117,7 +115,7 @@ def validate(
     ways: list[tuple[str, Mapping[str, Any] | None]] = [(k, None) for k in kinds(problem.operation)]
     ways += [("normal", dict(problem.extents))] if groups else []  # other ends, which are drawn
     for kind, sizes in ways:
-        data = trial(problem, seed, scalars=scalars, kind=kind, sizes=sizes)
+        data = trial(problem, seed, kind=kind, sizes=sizes)
         output = Output(problem)
         kernel(*data.inputs, out=output.array, **data.scalars)
         program = kernel.program

@@ -83,7 +83,6 @@ class Execution:
         self.at = [0] * n
         self.begun = [-1] * n
         self.meeting: dict[Hashable, list[int]] = {}
-        self.left = [False] * n
 
     def run(self) -> Invariant:
         """Let each agent go on as far as it can, until all have done the node."""

@@ -2,7 +2,7 @@
 
 Every layer, which is a choice of the sizes that are fixed, has a panel: slowdowns over m (the axis
 of the bundle's rules), the intervals of the kernels above them, and what cuBLASLt takes below.  Of
-more than ``MOST_PANELS`` layers each is a line in one panel.
+more than ``MOST_PANELS`` layers those are drawn in which what serves is slowest.
 
 The times are the second measurement, where there is one; else the first; else the model's.
 """
@@ -38,7 +38,7 @@ __all__ = ["MOST_PANELS", "Panel", "bundle_figure", "panels_of", "seen_in", "spa
 
 MOST_PANELS = 4
 _WIDTH = 9.0
-_PALE, _PEER = "#bbbbbb", COLOURS[8]
+_PEER = COLOURS[8]
 _DASHES = ("--", ":", "-.")
 _NAME_POINTS = 8.0
 _LEAST_TOP = 0.05
@@ -143,13 +143,16 @@ def _finite(numbers: Numbers) -> Numbers:
 
 def bundle_figure(bundle: Bundle) -> Figure:
     """Draw the slowdown of what serves each shape, over m, and that of the other rules."""
-    panels = panels_of(bundle)
-    few = len(panels) <= MOST_PANELS
-    figure = _panelled(bundle, panels) if few else _in_one(bundle, panels)
+    every = panels_of(bundle)
+    worst = [_worst(panel, bundle.rule) for panel in every]
+    slowest = sorted(range(len(every)), key=lambda i: -worst[i])[:MOST_PANELS]
+    figure = _panelled(bundle, [every[i] for i in sorted(slowest)])
     tree = bundle.tree
     count = len(bundle.names)
     kernels = f"{count} kernels" if count > 1 else "1 kernel"
     told = f"{kernels} for {tree['device']}, rule {bundle.rule}; {seen_in(tree)[2]}"
+    if len(every) > MOST_PANELS:
+        told += f"; the {MOST_PANELS} slowest of {len(every)} layers"
     figure.suptitle(f"{fill(tree['operation'], 95)}\n{fill(told, 95)}", fontsize=10.5)
     return figure
 
@@ -358,47 +361,6 @@ def spaced(wanted: Sequence[float], each: float, room: float) -> list[float]:
     for i in range(len(places)):
         places[-1 - i] = min(places[-1 - i], room - each * (i + 0.5))
     return places
-
-
-def _in_one(bundle: Bundle, panels: Sequence[Panel]) -> Figure:
-    """Draw many layers in one panel, the worst in colours; a mark where another kernel serves."""
-    worst = {panel.title: _worst(panel, bundle.rule) for panel in panels}
-    order = sorted(panels, key=lambda panel: -worst[panel.title])
-    shown, rest = order[: len(COLOURS)], order[len(COLOURS) :]
-    legend: list[Artist] = []
-    figure = Figure(figsize=(_WIDTH, 1.0), layout="constrained")
-    axes = figure.add_subplot()
-    for number, panel in enumerate([*shown, *rest]):
-        colour = COLOURS[number] if number < len(shown) else _PALE
-        mine = panel.slowdowns[bundle.rule]
-        axes.plot(
-            panel.m, mine, color=colour, linewidth=1.2, zorder=3 if number < len(shown) else 2
-        )
-        first = {int(np.searchsorted(panel.m, end, "right")) for end in panel.upto[:-1]}
-        begin = sorted(i for i in first if 0 < i < len(panel.m))
-        axes.plot([panel.m[i] for i in begin], mine[begin], linestyle="", marker="o", markersize=4,
-                  color=colour, zorder=4)  # fmt: skip
-        if number < len(shown):
-            label = f"{panel.title}; {_summary(panel, bundle.rule)}"
-            legend.append(Line2D([], [], color=colour, label=label))
-    if rest:
-        legend.append(Line2D([], [], color=_PALE, label=f"{len(rest)} more, less slow"))
-    legend.append(Line2D([], [], color="black", linestyle="--", linewidth=1.0,
-                         label="the fastest kernel of each shape"))  # fmt: skip
-    legend.append(Line2D([], [], color=GREY, linestyle="", marker="o", markersize=4,
-                         label="another kernel serves from here on"))  # fmt: skip
-    axes.axhline(1.0, color="black", linestyle="--", linewidth=1.0, zorder=2)
-    top = 1 + 1.12 * max(_LEAST_TOP, *(value - 1 for value in worst.values()))
-    axes.set_ylim(1 - 0.06 * (top - 1), top)
-    axes.set_ylabel("slowdown", fontsize=9.5)
-    _plain(axes)
-    low, high = _span([m for panel in panels for m in panel.m])
-    _number_m(axes, bundle, low=low, high=high)
-    columns = columns_of(legend, _WIDTH)
-    figure.set_size_inches(_WIDTH, 5.0 + 0.2 * math.ceil(len(legend) / columns))
-    figure.legend(handles=legend, loc="outside lower center", ncols=columns, fontsize=8.5,
-                  frameon=False)  # fmt: skip
-    return figure
 
 
 def _worst(panel: Panel, rule: str) -> float:

@@ -90,25 +90,25 @@ def demo(
         run = provenance(shlex.join(["tinygpu", *sys.argv[1:]]))
         title = "The linear layers of an 8B-parameter Llama"
         about = f"{tokens} tokens; schedules of {chosen.name}, predicted for {chip.name}."
-        sections, layers = list[dict[str, Any]](), dict[str, dict[str, Any]]()
+        sections, wrong = list[dict[str, Any]](), list[str]()
         way = "the same command does all again (--layer: one), but measures only what it has not"
         with resumable(f"layers that are done are in {out}; {way}"):
             for number, (name, space) in enumerate(spaces.items(), 1):
                 say(f"[{number}/{len(spaces)}] {name}: {LAYERS[name][0]}")
-                section, layers[name] = _layer(name, space, top, out, why_not)
+                section, faults = _layer(name, space, top, out, why_not)
                 sections.append(section)
+                wrong += faults
                 write(page, report_html(title, about, {"demo": run}, sections))
-                write(out / "results.json", json_text({"provenance": run, "layers": layers}))
-    _say_all(layers, chip.name, why_not)
+    _say_all({one["name"]: one["found"] for one in sections}, chip.name, why_not)
     say(f"report: {page}")
-    if any(tree["faults"] for tree in layers.values()):
+    if wrong:
         raise typer.Exit(1)
 
 
 def _layer(
     name: str, space: Space, top: int, out: Path, why_not: str
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Do the whole job for one layer and write its files; return its section and its results."""
+) -> tuple[dict[str, Any], list[str]]:
+    """Do the whole job for one layer and write its files; return its section and what is wrong."""
     from tinygpu.cli.report import ReportSection, section_tree
     from tinygpu.codegen.emit import emit
     from tinygpu.codegen.run.assemble import assemble
@@ -130,10 +130,10 @@ def _layer(
         cubin = assemble(ptx, chip.arch)
     small = reduced(problem, program)
     with working("interpreting a reduced instance"):
-        findings = [finding.message for finding in check(program, small)]
+        faults = [finding.message for finding in check(program, small)]
     with working("interpreting the PTX"):
         code = interpret(program, small, arch=chip.arch)
-    faults = [*findings, *map(str, code.findings)]
+    faults += map(str, code.findings)
     if code.error > 1:
         faults.append(f"the PTX's output is off by {code.error:.2f} times what rounding allows")
     title = f"{name}: {' x '.join(map(str, problem.sizes.values()))}"
@@ -165,7 +165,6 @@ def _layer(
     )
     spilled = cubin.spill_stores_bytes + cubin.spill_loads_bytes
     told = [{"name": peer_of(one).rpartition(".")[2], "seconds": one.seconds} for one in peers]
-    proof = proof_text(program)
     with working("writing the report"):
         section = section_tree(ReportSection(
             name=name,
@@ -177,33 +176,14 @@ def _layer(
             timed=mine,
             why_not=why_not,
             facts={
-                "legal": f"every law holds; no deadlock, no race: {proof}",
+                "legal": f"every law holds; no deadlock, no race: {proof_text(program)}",
                 "interpreted": f"wrong at {at}: {'; '.join(faults)}" if faults else right,
                 "assembled": f"{cubin.arch}: {cubin.registers} registers a thread, {spilled} B "
                 f"spilled, {program.smem_bytes} B of shared memory a CTA",
             },
             links={"schedule": str(given[0].path), **files},
         ))  # fmt: skip
-    return section, {
-        **section["found"],
-        "ptxas": {
-            "arch": cubin.arch,
-            "registers": cubin.registers,
-            "spill_stores_bytes": cubin.spill_stores_bytes,
-            "spill_loads_bytes": cubin.spill_loads_bytes,
-        },
-        "interpreted": {"sizes": small, "findings": findings},
-        "ptx_interpreted": {
-            "sizes": code.sizes,
-            "seed": code.seed,
-            "orders": code.completions,
-            "error": code.error,
-            "instructions": code.instructions,
-            "findings": [str(finding) for finding in code.findings],
-        },
-        "concurrency": proof,
-        "faults": faults,
-    }
+    return section, faults
 
 
 def _timed(space: Space, given: Sequence[Given], out: Path) -> list[Measurement]:

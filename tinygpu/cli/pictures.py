@@ -1,18 +1,17 @@
-"""Pictures of times: the predicted ones, and predicted against measured; figures as files.
+"""The picture of predicted against measured times, and figures as files.
 
-Each function returns a matplotlib figure; ``encoded`` turns one into the bytes of a file.
-matplotlib is loaded here, so only commands that draw import this module.
+``encoded`` turns a figure into the bytes of a file.  matplotlib is loaded here, so only commands
+that draw import this module.
 """
 
 from __future__ import annotations
 
 import io
 import math
-from collections import defaultdict
 from collections.abc import Sequence
 from itertools import cycle
 from textwrap import fill
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from matplotlib import rc_context
 from matplotlib.artist import Artist
@@ -22,12 +21,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
-from tinygpu.cli.console import time_text
-from tinygpu.cli.palette import COLOURS, COMPONENTS, GREY, GRID, GROUND, MARKS
-
-if TYPE_CHECKING:
-    from tinygpu.search.exact.best import Ranked
-    from tinygpu.term.schedule import Schedule
+from tinygpu.cli.palette import COLOURS, GREY, GRID, GROUND, MARKS
 
 __all__ = [
     "Point",
@@ -35,14 +29,10 @@ __all__ = [
     "encoded",
     "measured_figure",
     "number_axis",
-    "png",
-    "times_figure",
 ]
 
 _LINES = ("--", ":", "-.")
-_ROOM = 46  # characters of a schedule's name
 _LOOKS = 2 * len(COLOURS)  # problems that look different
-_SPACE = "\N{NO-BREAK SPACE}"  # SVG draws several as several
 
 
 class Point(NamedTuple):
@@ -64,90 +54,10 @@ def encoded(figure: Figure, form: str) -> bytes:
     return buffer.getvalue()
 
 
-def png(figure: Figure) -> bytes:
-    """Return a figure as a PNG file's bytes."""
-    return encoded(figure, "png")
-
-
 def columns_of(handles: Sequence[Artist], inches: float) -> int:
     """Return how many columns of a legend fit into a width."""
     longest = max(len(str(handle.get_label())) for handle in handles)
     return max(1, min(8, int(72 * inches / (5.2 * longest + 42))))
-
-
-def times_figure(best: Sequence[Ranked], title: str) -> Figure:
-    """Draw each schedule's predicted time, and the time that each component alone would take.
-
-    A component below a fiftieth of every schedule's time is left out.  A schedule's name is its
-    values of decisions in which the schedules differ.
-    """
-    scale, unit = _unit(max(float(one.seconds) for one in best))
-    totals = [float(one.seconds) * scale for one in best]
-    shares: dict[str, list[float]] = defaultdict(list)
-    for one in best:
-        for part, seconds in one.breakdown.parts.items():
-            shares[part].append(float(seconds) / float(one.seconds))
-    parts = [part for part in shares if max(shares[part]) >= 0.02]
-    parts.sort(key=lambda part: -sum(shares[part]))
-    looks = {part: COMPONENTS.get(part, (GREY, "o")) for part in parts}
-    legend: list[Artist] = [Patch(color=GROUND, label="predicted time")]
-    legend += [
-        Line2D(
-            [],
-            [],
-            linestyle="",
-            marker=mark,
-            color=colour,
-            markeredgecolor="white",
-            markersize=8,
-            label=part,
-        )
-        for part, (colour, mark) in looks.items()
-    ]
-    columns = columns_of(legend, 10)
-    height = 1.3 + 0.36 * len(best) + 0.22 * math.ceil(len(legend) / columns)
-    figure = Figure(figsize=(10.5, height), layout="constrained")
-    axes = figure.add_subplot()
-    axes.barh(range(len(best)), totals, height=0.7, color=GROUND, zorder=1)
-    ends: list[float] = []
-    for place, one in enumerate(best):
-        worst, spent = one.breakdown.bottleneck, one.breakdown.parts
-        for number, (part, (colour, mark)) in enumerate(looks.items()):
-            axes.plot(
-                float(spent.get(part, 0.0)) * scale,
-                place + 0.16 * (number % 4 - 1.5),  # equal times do not cover one another
-                mark,
-                color=colour,
-                markersize=10 if part == worst else 7,
-                markeredgecolor="black" if part == worst else "white",
-                markeredgewidth=1.5 if part == worst else 0.5,
-                zorder=4 if part == worst else 3,
-            )
-        end = max(totals[place], float(spent[worst]) * scale)
-        ends.append(end)
-        text = f"{time_text(float(one.seconds))}, {worst}"
-        axes.annotate(text, (end, place), xytext=(9, 0), textcoords="offset points", va="center",
-                      fontsize=8.5)  # fmt: skip
-    header, *names = _names([one.schedule for one in best])
-    axes.set_yticks(range(len(best)), names, fontsize=8, family="monospace")
-    axes.tick_params(axis="y", length=0, pad=6)
-    axes.annotate(header, (0, 1), xycoords="axes fraction", xytext=(-6, 2), ha="right", va="bottom",
-                  textcoords="offset points", fontsize=8, family="monospace")  # fmt: skip
-    axes.set_ylim(len(best) - 0.5, -0.5)
-    low, high = 0.0, 1.02 * max(ends)
-    if max(totals) > 10 * min(totals):
-        low, high = min(totals) / 20, 1.2 * max(ends)
-        axes.set_xscale("log")
-        number_axis(axes.xaxis, low, high)
-    axes.set_xlim(low, high)
-    axes.set_xlabel(f"predicted time [{unit}]")
-    axes.grid(axis="x", zorder=0, color=GRID, linewidth=0.6)
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.suptitle(fill(title, 90), fontsize=11)
-    figure.legend(handles=legend, loc="outside lower center", ncols=columns, fontsize=8.5,
-                  title="mark: what a part alone would take; large, with a black edge and named: "
-                  "the bottleneck", title_fontsize=8.5, frameon=False)  # fmt: skip
-    return figure
 
 
 def measured_figure(
@@ -216,30 +126,6 @@ def _look(number: int) -> dict[str, Any]:
     face = "white" if turn == 1 else colour
     edge = "white" if face == colour else colour
     return {"color": colour, "markerfacecolor": face, "markeredgecolor": edge, "markersize": 7}
-
-
-def _names(schedules: Sequence[Schedule]) -> list[str]:
-    """Return a header and a line for each schedule: values that tell them apart, as a table.
-
-    Of decisions in which they differ, that which tells most apart comes first, while there is room.
-    """
-    values = {name: [str(s[name]) for s in schedules] for name, _ in schedules[0].decisions}
-    left = [name for name in values if len(set(values[name])) > 1] or list(values)
-    room, chosen = _ROOM, list[str]()
-    while left:
-        told = {n: len(set(zip(*(values[m] for m in (*chosen, n)), strict=True))) for n in left}
-        name = max(left, key=lambda n: told[n])
-        left.remove(name)
-        width = 2 + max(map(len, (name, *values[name])))
-        if width <= room:
-            chosen.append(name)
-            room -= width
-    columns = [[name, *texts] for name, texts in values.items() if name in chosen]
-    columns.append(["#", *(str(number) for number in range(1, 1 + len(schedules)))])
-    widths = [max(map(len, column)) for column in columns]
-    rows = zip(*columns, strict=True)
-    lines = ("  ".join(t.rjust(w) for t, w in zip(row, widths, strict=True)) for row in rows)
-    return [line.replace(" ", _SPACE) for line in lines]
 
 
 def number_axis(axis: Axis, low: float, high: float) -> None:

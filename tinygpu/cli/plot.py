@@ -1,4 +1,4 @@
-"""The commands ``plot layout | times | timeline | measured | bundle``: PNG, SVG or PDF files."""
+"""The commands ``plot timeline | measured | bundle``: PNG, SVG or PDF files."""
 
 from __future__ import annotations
 
@@ -39,9 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = ["app", "drawn_timeline"]
 
-app = typer.Typer(
-    no_args_is_help=True, help="Draw a layout, times, a timeline, measurements, a bundle."
-)
+app = typer.Typer(no_args_is_help=True, help="Draw a timeline, measurements, a bundle.")
 _FORMS = (".png", ".svg", ".pdf")
 _LIBRARIES = {"cublas": "cuBLAS", "torch": "PyTorch", "triton": "Triton"}
 """Libraries by a word in the names of their peers; of each the fastest is shown."""
@@ -69,21 +67,6 @@ def problem_text(problem: Problem) -> str:
 def shape_text(given: Given) -> str:
     """Return what a picture is of, for its title."""
     return f"{problem_text(given.problem)}, {given.machine.name} on {given.device.name}"
-
-
-@app.command()
-def layout(
-    schedule: SCHEDULE,
-    buffer: Annotated[str, typer.Option(help="A buffer in shared memory; else the first.")] = "",
-    output: OUTPUT = None,
-    device: ON = "",
-    machine: OWN = "",
-) -> None:
-    """Draw a tile in shared memory: the bank, the writer and the readers of each element."""
-    from tinygpu.cli.layout_picture import layout_figure
-
-    given = read_schedule(schedule, device, machine=machine)
-    _save(layout_figure(given.kernel()[0], buffer), output or schedule.with_suffix(".layout.png"))
 
 
 @app.command()
@@ -119,32 +102,6 @@ def drawn_timeline(line: Timeline, program: Program, given: Given) -> Figure:
         title = f"One CTA of the busy chip: {shape_text(given)}"
         return asynchronous_figure(line, given.device, title)
     return timeline_figure(line, given.device, f"One CTA, alone on an SM: {shape_text(given)}")
-
-
-@app.command()
-def times(
-    schedules: Annotated[list[Path], typer.Argument(help="Schedule files of one problem.")],
-    output: OUTPUT = None,
-    device: ON = "",
-    machine: OWN = "",
-) -> None:
-    """Draw the predicted times of schedules by component."""
-    from tinygpu.cli.pictures import times_figure
-    from tinygpu.search.exact.best import Ranked
-    from tinygpu.search.time.cost import cost
-
-    every = [read_schedule(path, device, machine=machine) for path in schedules]
-    for path, one in zip(schedules, every, strict=True):
-        if (one.machine.name, one.problem) != (every[0].machine.name, every[0].problem):
-            raise ScheduleError(
-                f"times: {path} is for another problem or machine than {schedules[0]}; "
-                "give schedules of one search"
-            )
-    costs = [cost(one.program(), one.problem.sizes, one.device) for one in every]
-    best = [Ranked(float(c.seconds), one.schedule, c) for c, one in zip(costs, every, strict=True)]
-    best.sort(key=lambda one: one.seconds)
-    figure = times_figure(best, f"Predicted times: {shape_text(every[0])}")
-    _save(figure, output or schedules[0].with_suffix(".times.png"))
 
 
 @app.command()

@@ -658,7 +658,7 @@ function layouts(details) {
     element("h4", {}, `${title}; down: ${down}, across: ${across}`),
     element("div", { class: "panels" }, panels.map(grid)));
   at("layouts").replaceChildren(element("div", { class: "two" }, details.map((one, place) => element("div", {},
-    element("p", {}, mark(place), !one.layouts ? ` not drawn here: ${typed("plot layout", [one])}`
+    element("p", {}, mark(place), !one.layouts ? " not drawn here: the first and the fastest are"
       : one.layouts.length ? "" : " nothing goes through shared memory"),
     (one.layouts ?? []).map(tile)))));
 }

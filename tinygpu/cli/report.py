@@ -40,9 +40,6 @@ STUDIED = 20
 FASTEST = 4
 """Schedules more that do, if they were measured as the fastest."""
 
-ROWS, COLUMNS = 16, 32
-"""How much of a tile is shown: swizzles repeat within it."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportSection:
@@ -106,6 +103,8 @@ def section_tree(section: ReportSection) -> dict[str, Any]:
 
     The rows of the search get the numbers that the code has: registers, spills, shared memory.
     """
+    from tinygpu.cli.layouts import layouts
+
     given = section.given
     rows = [
         {**row, "machine": one.machine.name, "interval_seconds": breakdown_of(row).interval}
@@ -125,7 +124,7 @@ def section_tree(section: ReportSection) -> dict[str, Any]:
         details[i] |= {
             "term": str(programs[i]),
             "timeline": _timeline_tree(_timeline(given[i], kernel, sizes)),
-            "layouts": _layouts(kernel),
+            "layouts": layouts(kernel),
         }
         if isinstance(built, TinyGpuError):
             details[i]["failed"] = str(built)
@@ -224,32 +223,3 @@ def _timeline_tree(line: Timeline) -> dict[str, Any]:
         "begins": [[text, round(cycles)] for text, cycles in line.begins],
         "cycles": round(line.cycles),
     }
-
-
-def _layouts(program: Program) -> list[dict[str, Any]]:
-    """Return the program's tiles in shared memory, their first elements as rows of numbers."""
-    from tinygpu.cli.layout_picture import layout_panels, painted, shared_buffers
-
-    found = []
-    for one in shared_buffers(program):
-        buffer, turned, panels, piece = layout_panels(program, one.name)
-        names = ["row", f"piece of {piece}" if piece else "column"]
-        shown = [
-            (text, cells.T if turned else cells, most, colours)
-            for text, cells, most, colours in panels
-        ]
-        tree = {
-            "title": f"{buffer.name}: {buffer.dtype}, {buffer.layout}, stages: {buffer.stages}",
-            "axes": names[::-1] if turned else names,
-            "panels": [
-                {
-                    "text": text,
-                    "cells": cells[:ROWS, :COLUMNS].tolist(),
-                    "size": cells.shape,
-                    "paint": painted(cells[:ROWS, :COLUMNS], most, colours),
-                }
-                for text, cells, most, colours in shown
-            ],
-        }
-        found.append(tree)
-    return found

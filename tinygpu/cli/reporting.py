@@ -1,4 +1,4 @@
-"""The command ``report``: the page of a search, or of the model beside measurements."""
+"""The command ``report``: the page of a search."""
 
 from __future__ import annotations
 
@@ -34,27 +34,12 @@ _ROW = {"rank": int, "predicted_seconds": float, "tflops": float, "bottleneck": 
 def report(
     folder: Annotated[
         Path,
-        typer.Argument(
-            exists=True, help="What tinygpu search --out wrote; for --model a store, too."
-        ),
+        typer.Argument(exists=True, help="What tinygpu search --out wrote."),
     ],
     device: ON = "",
     machine: OWN = "",
-    model: Annotated[
-        bool, typer.Option("--model", help="How far the model is right: model.html and pictures.")
-    ] = False,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder of model.html; else where the measurements are.")
-    ] = None,
 ) -> None:
     """Write report.html: a search's table, plots, timelines and code, in a page to explore."""
-    if model:
-        from tinygpu.cli.trusting import cases_in, model_report
-
-        with working("predicting what was measured"):
-            cases = cases_in(folder, device, machines_with(machine))
-        model_report(cases, out or (folder if folder.is_dir() else folder.parent))
-        return
     from tinygpu.cli.report import ReportSection, report_html, section_tree
     from tinygpu.codegen.run.provenance import provenance
     from tinygpu.search.explain.explain import explain

@@ -56,7 +56,6 @@ __all__ = [
     "limits",
     "load_device",
     "names_gpu",
-    "save",
     "to_json",
 ]
 
@@ -73,15 +72,13 @@ ARCHITECTURES = (
 """What PTX is made for, by ptxas's names; those of PTX ISA 9.0 that ptxas 13.0 takes."""
 
 Kind = Literal["spec", "measured", "fitted"]
-_FORMAT, _VERSION, _OLDER = "tinygpu device", 3, (2,)  # 2: without errors
+_FORMAT, _VERSION = "tinygpu device", 4
 _FAR, _LARGEST = 1000, 1e40
-_POWERS = ("sector_bytes", "line_bytes", "banks", "bank_bytes", "register_allocation_unit")
+_POWERS = ("sector_bytes", "register_allocation_unit")
 _WITHIN = (
     ("clusters_of_4", 4, "sms"), ("clusters_of_8", 8, "sms"), ("clusters_of_16", 16, "sms"),
-    ("sector_bytes", 1, "line_bytes"),
     ("smem_bytes_per_cta_max", 1, "smem_bytes_per_sm"),
-    ("smem_bytes_per_sm", 1, "l1_bytes_per_sm"),
-    ("threads_per_cta_max", 1, "threads_per_sm"), ("warps_per_sm", 32, "threads_per_sm"),
+    ("threads_per_cta_max", 1, "threads_per_sm"),
 )  # fmt: skip
 _FOLDER = Path(__file__).parent
 _OTHERS = frozenset(
@@ -122,10 +119,10 @@ class Device:
 
     ``errors`` are by machine, of those that were measured with exactly these numbers.
 
-    ``issue_per_cycle_per_scheduler`` counts warp instructions; ``lsu_requests_per_cycle_per_sm``
-    warp-level accesses; ``l2_bytes_per_cycle`` is of the whole chip.  ``barrier_latency_cycles`` is
-    a ``bar.sync`` of a CTA whose warps arrive together, ``launch_seconds`` an empty kernel's time
-    in a CUDA graph.  ``tensor_flop_per_cycle_per_sm`` is dense and of 16-bit inputs with fp32 sums;
+    ``issue_per_cycle_per_scheduler`` counts warp instructions; ``l2_bytes_per_cycle`` is of the
+    whole chip.  ``barrier_latency_cycles`` is a ``bar.sync`` of a CTA whose warps arrive together,
+    ``launch_seconds`` an empty kernel's time in a CUDA graph.  ``tensor_flop_per_cycle_per_sm`` is
+    dense and of 16-bit inputs with fp32 sums;
     ``fill_bytes_per_cycle_per_sm`` comes from L2 to one SM, the others idle.
     ``tma_latency_cycles`` is a 128 B bulk copy and its wait, less L2's latency;
     ``mbarrier_latency_cycles`` half a round trip between two warps of a CTA;
@@ -148,7 +145,6 @@ class Device:
     register_allocation_unit: int
     threads_per_sm: int
     threads_per_cta_max: int
-    warps_per_sm: int
     ctas_per_sm: int
     warp_schedulers_per_sm: int
     issue_per_cycle_per_scheduler: float
@@ -159,10 +155,7 @@ class Device:
     cvt_16_per_cycle_per_sm: float
     sfu_per_cycle_per_sm: float
     shuffle_per_cycle_per_sm: float
-    lsu_requests_per_cycle_per_sm: float
     smem_bytes_per_cycle_per_sm: float
-    l1_bytes_per_cycle_per_sm: float
-    l1_bytes_per_sm: int
     l1_latency_cycles: float
     l2_bytes: int
     l2_bytes_per_cycle: float
@@ -176,9 +169,6 @@ class Device:
     barrier_latency_cycles: float
     launch_seconds: float
     sector_bytes: int
-    line_bytes: int
-    banks: int
-    bank_bytes: int
     tensor_flop_per_cycle_per_sm: float
     fill_bytes_per_cycle_per_sm: float
     clusters_of_4: int
@@ -359,14 +349,6 @@ def adds_vectors(arch: str, dtype: str) -> bool:
     return dtype == "f32" and arch_number(arch) >= 90  # spec: PTX ISA 9, red with .v2, .v4
 
 
-def save(device: Device, path: str | Path) -> None:
-    """Write a device file.  Raises DeviceError where it cannot be written."""
-    try:
-        Path(path).write_text(to_json(device), encoding="utf-8")
-    except OSError as error:
-        raise DeviceError(f"device file {path}: {error.strerror}; choose another path") from None
-
-
 def to_json(device: Device) -> str:
     """Return the text of a device's file."""
     tree = {
@@ -387,7 +369,7 @@ def to_json(device: Device) -> str:
 def _parse(where: str, text: str) -> Device:
     try:
         kinds = {"name": str, "arch": str, "numbers": dict}
-        tree = document(text, _FORMAT, _VERSION, kinds, {"errors": dict}, older=_OLDER)
+        tree = document(text, _FORMAT, _VERSION, kinds, {"errors": dict})
         numbers = {
             field: Number(**fields_of(entry, field, {"value": None, "kind": str, "source": str}))
             for field, entry in tree["numbers"].items()

@@ -6,8 +6,8 @@ tile.  Threads and registers count in mixed radix, least significant first, each
 columns first, then along the rows.
 
 >>> mma = FRAGMENTS["mma"]
->>> mma.base, mma.threads, mma.per_thread((16, 256))
-((16, 8), 32, 128)
+>>> mma.base, mma.threads
+((16, 8), 32)
 >>> rows, columns = mma.places((16, 16))
 >>> rows[3, :4].tolist(), columns[3, :4].tolist()
 ([0, 0, 8, 8], [6, 7, 6, 7])
@@ -38,7 +38,7 @@ from typing import Literal
 import numpy as np
 
 from tinygpu.errors import ProgramError
-from tinygpu.numbers import Integers, Number
+from tinygpu.numbers import Integers
 
 __all__ = ["FRAGMENTS", "Blocks", "Fragment", "Mode", "Operand"]
 
@@ -58,10 +58,6 @@ class Fragment:
     def threads(self) -> int:
         """Threads that hold a tile together."""
         return prod(extent for extent, _, _ in self.thread_modes)
-
-    def per_thread(self, shape: tuple[Number, Number]) -> Number:
-        """Return the elements of a tile of this shape that one thread holds."""
-        return shape[0] * shape[1] // self.threads
 
     def places(self, shape: tuple[int, int]) -> tuple[Integers, Integers]:
         """Return the row and the column of each thread's values, both (threads, values).

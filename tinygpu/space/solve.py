@@ -509,11 +509,6 @@ class Pipeline:
     proven: bool
     core: tuple[str, ...]
 
-    def order(self, role: str) -> list[str]:
-        """Return the statements of a role in the order of its loop's body."""
-        mine = (name for name in self.times if self.roles[name] == role)
-        return sorted(mine, key=lambda name: self.times[name] % self.interval)
-
     def distance(self, issued: str, waited: str) -> int:
         """Return how many later steps issue a statement before a wait for this step's one."""
         return (self.times[waited] - self.times[issued]) // self.interval

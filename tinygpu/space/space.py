@@ -103,7 +103,7 @@ class Space(Choices):
             drawn: list[Schedule] = []
             for batch, k in zip(self._batches, counts, strict=True):
                 points = self.sums.sample(batch.tables, rng, int(k))
-                drawn += [self._schedule(batch, p) for p in points]
+                drawn += [self.schedule(batch, p) for p in points]
             order = rng.permutation(len(drawn))
             drawn = [drawn[i] for i in order]
             for schedule in drawn:
@@ -111,16 +111,12 @@ class Space(Choices):
                     found.setdefault(schedule)
         return list(found)
 
-    def schedules(self, batch: Batch, points: Integers) -> list[Schedule]:
-        """Return the schedules at flat indices into a batch's axes (C order)."""
-        lengths = [len(v) for v in batch.values]
-        where = np.unravel_index(np.asarray(points), lengths) if lengths else ()
-        table = np.stack(where, axis=-1) if lengths else np.zeros((len(points), 0), np.int64)
-        return [self._schedule(batch, p) for p in table]
-
     def schedule(self, batch: Batch, point: Integers) -> Schedule:
         """Return the schedule at a point: an index along each of the batch's axes."""
-        return self._schedule(batch, point)
+        chosen: dict[str, Value] = dict(batch.structure)
+        for name, values, i in zip(batch.axes, batch.values, point, strict=True):
+            chosen[name] = values[int(i)]
+        return Schedule(self.machine.name, tuple((n, chosen[n]) for n in self.values))
 
     def points(self, batch: Batch, rng: np.random.Generator, n: int) -> Integers:
         """Return ``n`` points of a batch, uniformly and independently: (n, axes) indices."""
@@ -146,13 +142,7 @@ class Space(Choices):
         """Yield every admissible schedule (for small spaces)."""
         for batch in self._batches:
             for point in self.sums.points(batch.tables):
-                yield self._schedule(batch, point)
-
-    def _schedule(self, batch: Batch, point: Integers) -> Schedule:
-        chosen: dict[str, Value] = dict(batch.structure)
-        for name, values, i in zip(batch.axes, batch.values, point, strict=True):
-            chosen[name] = values[int(i)]
-        return Schedule(self.machine.name, tuple((n, chosen[n]) for n in self.values))
+                yield self.schedule(batch, point)
 
     @cached_property
     def _batches(self) -> tuple[Batch, ...]:

@@ -1,4 +1,4 @@
-"""What a warp's access costs: wavefronts of shared memory, sectors of global memory.
+"""What a warp's access to shared memory costs: wavefronts.
 
 An access is the byte offsets of a warp's lanes, (..., 32), all lanes reading or writing
 ``access_bytes`` there; a lane whose offset is -1 is inactive and counts for nothing.
@@ -9,22 +9,18 @@ distinct words that it touches in one bank.  This holds for accesses of up to 4 
 of 8 B is served so only if lanes 2i and 2i + 1 touch the same place, else as two half warps, one
 after the other.
 
-*Global memory* moves in sectors of 32 B; an access takes as many as its lanes touch together.
-
 >>> from tinygpu.term.layout import Layout, Swizzle
 >>> rows = np.arange(32)
 >>> for pitch in (32, 33):                         # a column of f32, the rows `pitch` words apart
-...     print(pitch, bank_wavefronts(4 * pitch * rows, 4), sectors(4 * pitch * rows, 4))
-32 32 32
-33 1 32
+...     print(pitch, bank_wavefronts(4 * pitch * rows, 4))
+32 32
+33 1
 >>> tile = Layout((32, 32), (32, 1), Swizzle(5, 0, 5))  # (row, column), unpadded but swizzled
 >>> print(bank_wavefronts(4 * tile((rows, 7)), 4))
 1
->>> print(sectors(np.where(rows < 9, 4 * rows, INACTIVE), 4))
-2
 
-Source: CUDA C++ Programming Guide, "Shared Memory"; Best Practices Guide, "Coalesced Access to
-Global Memory"; wide accesses: measured on an H200 (docs/decisions.md).
+Source: CUDA C++ Programming Guide, "Shared Memory"; wide accesses: measured on an H200
+(docs/decisions.md).
 """
 
 from __future__ import annotations
@@ -41,7 +37,6 @@ __all__ = [
     "SECTOR_BYTES",
     "WARP_LANES",
     "bank_wavefronts",
-    "sectors",
 ]
 
 WARP_LANES, BANKS, BANK_BYTES = 32, 32, 4  # spec: CUDA C++ Programming Guide, "Shared Memory"
@@ -81,24 +76,6 @@ def _distinct(units: NDArray[np.int64], words: int) -> NDArray[np.int64]:
     counts = np.bincount(column, minlength=len(units) * columns).reshape(len(units), columns)
     most: NDArray[np.int64] = counts.max(axis=-1)
     return most
-
-
-def sectors(
-    byte_offsets_of_lanes: Integers, access_bytes: int, *, sector_bytes: int = SECTOR_BYTES
-) -> NDArray[np.int64]:
-    """Return how many distinct sectors the lanes of an access touch: (..., lanes) -> (...).
-
-    Raises LayoutError for an access that is misaligned, or wider than 16 B or than a sector.
-    """
-    offsets = _checked(byte_offsets_of_lanes, access_bytes)
-    if offsets.ndim == 0 or sector_bytes % access_bytes:
-        raise LayoutError(
-            f"sectors: shape {offsets.shape}, access of {access_bytes} B; "
-            f"needs (..., lanes) and an access that divides the sector of {sector_bytes} B"
-        )
-    touched = offsets // sector_bytes
-    touched.sort(axis=-1)
-    return np.asarray(_is_new(touched).sum(axis=-1, dtype=np.int64))
 
 
 def _checked(byte_offsets: Integers, access_bytes: int) -> NDArray[np.int64]:

@@ -203,11 +203,6 @@ class Buffer:
         return cast("tuple[int, ...]", self.stride)
 
     @property
-    def elements(self) -> int:
-        """Elements of all stages (on-chip levels), of one copy."""
-        return self.stages * self.stage_elements
-
-    @property
     def stage_bytes(self) -> int:
         """Bytes of one stage; in shared memory every stage starts at a multiple of 16 B."""
         exact = self.stage_elements * self.type.bytes

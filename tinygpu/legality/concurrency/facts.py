@@ -168,7 +168,6 @@ class Slot:
     token: object = None
     loads: bool = False
     last: str = ""
-    got: str = ""
 
 
 @dataclass(slots=True)

@@ -42,7 +42,7 @@ from tinygpu.legality.concurrency.erase import erase
 from tinygpu.term.plan import Plan, Term, kernels_of
 from tinygpu.term.program import Program
 
-__all__ = ["Outcome", "Verdict", "verdict", "verdict_at", "verdict_of"]
+__all__ = ["Outcome", "Verdict", "verdict", "verdict_of"]
 
 _MANY_POINTS = 64  # that are tried where nothing is proved
 
@@ -156,11 +156,6 @@ def _found(program: Program, plan: LaidOut, apart: bool) -> Found:
             if again.doubt != "lockstep":
                 return other, again
     return plan, found
-
-
-def verdict_at(program: Program, run: Witness) -> Fault | None:
-    """Return the fault of one run, if it has one; no assumption is needed."""
-    return replayed(laid_out(erase(program)), run)
 
 
 def _tried(plan: LaidOut, doubts: tuple[str, ...]) -> Verdict:

@@ -10,9 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
+from benchmarks.trust import COUNTS, Evidence, by_regime
 from tinygpu.cli.palette import COLOURS, COMPONENTS, GREY, GRID, GROUND
 from tinygpu.cli.pictures import number_axis
-from tinygpu.search.trust import COUNTS, Evidence, by_regime
 
 __all__ = ["figures_of"]
 

@@ -1,40 +1,26 @@
-"""``tinygpu report --model``: how far the time model is right about what was measured.
+"""The report of ``benchmarks.time_model``: how far the model is right about what was measured.
 
-What was measured is a store, or JSON lines that ``tinygpu store export`` wrote.  The page is one
-HTML file with its pictures in it; the pictures stand beside it, too.
+The page is one HTML file with its pictures in it; the pictures stand beside it, too.
 """
 
 from __future__ import annotations
 
 import base64
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from benchmarks.heuristics import heuristics
+from benchmarks.trust import COUNTS, Evidence, Times, by_regime, habits, regret_at, roofline
+from benchmarks.trust_picture import figures_of
 from tinygpu.cli.console import say, table, time_text, write
-from tinygpu.cli.given import stored_schedule
-from tinygpu.cli.heuristics import heuristics
-from tinygpu.devices.device import device_of, label, load_device
-from tinygpu.errors import MachineError, ScheduleError, StoreError
-from tinygpu.search.store import Store
-from tinygpu.search.trust import (
-    COUNTS,
-    Evidence,
-    Times,
-    by_regime,
-    case_of,
-    habits,
-    regret_at,
-    roofline,
-)
-from tinygpu.term.machine import Machine
-from tinygpu.term.schedule import Schedule
+from tinygpu.cli.pictures import encoded
+from tinygpu.devices.device import label
 
-__all__ = ["cases_in", "model_report", "rankings"]
+__all__ = ["model_report", "rankings"]
 
 WORST = 8
 """How many cases are told of in which the model loses most."""
@@ -44,53 +30,6 @@ table {{border-collapse: collapse}} td, th {{padding: .2rem .7rem; text-align: l
 border-bottom: 1px solid #ddd; vertical-align: top}} img {{max-width: 100%}}
 </style><h1>{title}</h1><p>{about}</p>{parts}</html>
 """
-
-
-def cases_in(path: Path, device: str, machines: Mapping[str, Machine]) -> list[Evidence]:
-    """Return what was measured, as far as it can be predicted.
-
-    ``device`` is the one to predict for, else what the measurements name.  Raises StoreError where
-    there is nothing.
-    """
-    file = path / "store.db" if path.is_dir() else path
-    found = _kept(file, device, machines) if file.is_file() else ()
-    cases = [one for one in found if one is not None]
-    if not cases:
-        raise StoreError(f"report {path}: no measured schedule that is known here; give a store, "
-                         "or JSON lines of tinygpu store export")  # fmt: skip
-    return cases
-
-
-def _kept(file: Path, device: str, machines: Mapping[str, Machine]) -> Iterator[Evidence | None]:
-    """Yield the cases of a store or its export: by problem, machine, device, driver, emitter."""
-    lines = file.suffix in (".json", ".jsonl")
-    with Store(":memory:" if lines else file) as store:
-        if lines:
-            with file.open(encoding="utf-8") as opened:
-                store.import_lines(opened)
-        kept = list(store)
-    groups: dict[tuple[Any, ...], list[tuple[Schedule, float]]] = defaultdict(list)
-    for one in kept:
-        try:
-            machine, problem, schedule = stored_schedule(one, machines)
-        except (ScheduleError, MachineError):  # a peer, or what is no more
-            continue
-        if one.seconds:
-            key = problem, machine, one.device, one.driver, one.emitter
-            groups[key].append((schedule, one.seconds))
-    for (problem, machine, gpu, *_), group in groups.items():
-        schedules, times = zip(*group, strict=True)
-        chip = load_device(device or _chip(gpu))
-        yield case_of(machine, problem, chip, schedules, times)
-
-
-def _chip(gpu: str) -> str:
-    """Return the name of the device that a GPU is.  Raises StoreError if none is known."""
-    fit = device_of(gpu)
-    if not fit:
-        raise StoreError(f"report: measured on {gpu}; give --device and the file that tinygpu "
-                         "calibrate wrote there")  # fmt: skip
-    return fit
 
 
 RANKINGS: Mapping[str, Callable[[Evidence], Times | None]] = {
@@ -124,9 +63,6 @@ def _mean(regrets: Sequence[float]) -> float:
 
 def model_report(cases: Sequence[Evidence], out: Path) -> None:
     """Write model.html and its pictures, and print what they say."""
-    from tinygpu.cli.pictures import png
-    from tinygpu.cli.trust_picture import figures_of
-
     of: dict[str, list[Evidence]] = defaultdict(list)
     for case in cases:
         of[case.machine].append(case)
@@ -134,7 +70,7 @@ def model_report(cases: Sequence[Evidence], out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     parts = []
     for name, (figure, words) in figures_of(of, regrets).items():
-        image = png(figure)
+        image = encoded(figure, "png")
         say(write(out / f"model-{name}.png", image))
         code = base64.b64encode(image).decode()
         parts.append(f'<h2>{words}</h2><img alt="{words}" src="data:image/png;base64,{code}">')

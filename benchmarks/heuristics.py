@@ -1,4 +1,4 @@
-"""nvidia-matmul-heuristics as a ranking of schedules that were measured (extra ``heuristics``).
+"""nvidia-matmul-heuristics as a ranking of schedules that were measured.
 
 The library ranks kernels of CUTLASS for a shape, without a GPU.  Each of its choices, the best
 first, stands for the measured schedule that is nearest to it and not taken yet: by the octaves in
@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from tinygpu.search.trust import Evidence, Times
+from benchmarks.trust import Evidence, Times
 
 __all__ = ["heuristics"]
 
