@@ -31,9 +31,9 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from benchmarks.environment import Floats, Land, ScheduleEnv
 from benchmarks.replay import NEAR
 from benchmarks.replay_held_out import Listed
+from tinygpu.search.environment import Floats, Land, ScheduleEnv
 from tinygpu.search.residual import SCALE, embedded
 from tinygpu.term.schedule import Schedule
 

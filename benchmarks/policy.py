@@ -25,11 +25,11 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.environment import Land, ScheduleEnv
 from benchmarks.landscapes import LANDSCAPES
 from benchmarks.peers import FOLDER, write_tree
 from benchmarks.replay import load, modelled
 from tinygpu.codegen.run.provenance import provenance
+from tinygpu.search.environment import Land, ScheduleEnv
 from tinygpu.term.schedule import Schedule
 
 __all__ = ["main", "walked"]

@@ -67,7 +67,7 @@ def test_a_row_counts_all_where_a_walk_ends_before() -> None:
 
 def test_the_environment_evaluates_each_once_from_the_models_best_on() -> None:
     """Its checker accepts it; an action leads to the model's best with its value."""
-    pytest.importorskip("gymnasium", reason="gymnasium is not installed (.[dev])")
+    pytest.importorskip("gymnasium", reason="gymnasium is not installed (.[rl])")
     from gymnasium.utils.env_checker import check_env
 
     from benchmarks.attention_policy import ListedEnv, land_of, lands_like

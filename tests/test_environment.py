@@ -15,10 +15,10 @@ from tinygpu.machines.simt import LADDER, Simt
 from tinygpu.space.space import Space
 from tinygpu.term.operation import Problem, matmul
 
-gymnasium = pytest.importorskip("gymnasium", reason="gymnasium is not installed (.[dev])")
+gymnasium = pytest.importorskip("gymnasium", reason="gymnasium is not installed (.[rl])")
 from gymnasium.utils.env_checker import check_env  # noqa: E402
 
-from benchmarks.environment import Land, ScheduleEnv  # noqa: E402
+from tinygpu.search.environment import Land, ScheduleEnv  # noqa: E402
 
 
 @cache

@@ -50,7 +50,7 @@ EDGES = {
     "machines": {"isa", "term"},
     "time": {"devices", "isa", "term", "space"},
     "exact": {"term", "legality", "space", "time"},
-    "search": {"term", "space", "exact"},
+    "search": {"term", "space", "time", "exact"},
     "explain": {"devices", "isa", "term", "legality", "space", "time", "exact"},
     "strategies": {"isa", "term", "time", "space", "exact", "search"},
     "kernel": {"term", "runtime"},
@@ -112,7 +112,7 @@ WALK_LINES = {
 }
 """The most lines of a walk."""
 
-LINES = 73285
+LINES = 73450
 """The most lines of the three folders together; without the emulator they are to be 40,000."""
 
 

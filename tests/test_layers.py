@@ -28,6 +28,7 @@ HOMES = {
     "z3": {"tinygpu.smt"},
     "cupy": {"tinygpu.codegen.runtime.function"},
     "distributed": {"tinygpu.codegen.run.fleet"},
+    "gymnasium": {"tinygpu.search.environment"},
 }
 RELATIVE = "tinygpu.codegen.emulator"
 """Its modules import each other by relative names: the wheel ``tinygpu-ptx`` has them, too."""

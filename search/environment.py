@@ -1,6 +1,6 @@
-"""The environment ``tinygpu/Schedule-v0`` of Gymnasium: a walk on schedules.
+"""The environment ``tinygpu/Schedule-v0`` of Gymnasium: a walk on schedules (extra ``rl``).
 
-    import benchmarks.environment  # makes it known to Gymnasium
+    import tinygpu.search.environment  # makes it known to Gymnasium
     env = gymnasium.make("tinygpu/Schedule-v0", lands=[Land((512, 512, 512), seconds)])
 
 A *land* has the seconds of each legal schedule of a problem.  A state is a schedule of it, the
