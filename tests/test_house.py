@@ -107,12 +107,12 @@ WORDS = {"fma", "alu", "mufu", "cvt", "mov", "mbarrier"}
 WALK_LINES = {
     "meaning": 6044,
     "legality": 8100,
-    "time": 4992,
+    "time": 5003,
     "tinygpu.codegen.emit kernel rules": 4460,
 }
 """The most lines of a walk."""
 
-LINES = 74498
+LINES = 74509
 """The most lines of the three folders together; without the emulator they are to be 40,000."""
 
 
