@@ -1,6 +1,7 @@
 """Cycles of attention's schedules, counted by Nsight Compute, beside cuDNN and FlashAttention-3.
 
     python -m benchmarks.attention_cycles [--parts NAME ..] [--out DIR]   # on a GPU, 40 s a case
+    python -m benchmarks.attention_cycles --predicted                     # anywhere: 40 s
 
 Under the power cap two visits of 50 ms differ by 2 to 4 %, as much as is to be won.  Cycles do not
 hang on the clock: two runs are within 1 %, and say beside it what the tensor cores, L2 and DRAM
@@ -10,6 +11,11 @@ did.  What they leave out is power, so the fewest cycles need not be the least t
 Each case is profiled in a process of its own: every kernel runs twice, and then once under
 ``ncu --clock-control none``, which leaves the card's settings alone.  ``CHANGES`` are of the point
 "zigzag", at each of ``CASES``; at ``ORDERS_AT`` all orders of a consumer, too.
+
+``--predicted`` holds the time model, without the power cap, against these cycles, and as it is
+against the times of ``attention_landscapes.py`` and of e4m3 (``attention.py``).  A line is a case:
+what is lost by the model's first and by the best of its first eight, rank correlation and
+correlation, the median of log(predicted / measured), and that of its size.
 """
 
 from __future__ import annotations
@@ -20,21 +26,31 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from benchmarks.attention import CASES as TIMED
 from benchmarks.attention import Candidate, Case, Data, drawn, fa3, own, problem_of, sdpa
+from benchmarks.attention_drawn import problem
+from benchmarks.oracle import decisions_of
 from benchmarks.peers import FOLDER, write_tree
 from tinygpu.codegen.run.provenance import provenance
+from tinygpu.devices.device import load_device
 from tinygpu.errors import LaunchError, TinyGpuError
 from tinygpu.machines import MACHINES
 from tinygpu.machines.attention import STARTS, consumer_orders
+from tinygpu.search.time.cost import cost
+from tinygpu.search.trust import Times, regret_at
 from tinygpu.term.machine import Chosen, Value
+from tinygpu.term.operation import Problem
 
-__all__ = ["CASES", "CHANGES", "counted", "main", "ran", "recorded", "traced", "variants"]
+__all__ = ["CASES", "CHANGES", "counted", "line_of", "main", "measured", "ran", "recorded",
+           "traced", "variants"]  # fmt: skip
 
 CASES: Mapping[str, Case] = {
     one.part: one
@@ -82,6 +98,7 @@ METRICS = {
 """What Nsight Compute counts, and what a row calls it."""
 _LIMIT_SECONDS = 75.0
 _CORES = 12
+_RESULTS, _DEVICE, _COOL = FOLDER.parent / "h100", "h100", 1e12
 
 
 def variants(part: str) -> dict[str, dict[str, Value]]:
@@ -207,15 +224,74 @@ def recorded(
     sys.exit(bool(failed))
 
 
+Measured = tuple[str, Problem, Mapping[str, Value], float, bool]
+"""A case's name, what it computes, a schedule, its seconds, and whether these are of cycles."""
+
+
+def measured(folder: Path = _RESULTS) -> Iterator[Measured]:
+    """Yield what was counted, and what was timed, of schedules that the machine still has."""
+    trees = (json.loads((folder / f"attention_{name}.json").read_text(encoding="utf-8"))
+             for name in ("cycles", "landscapes", "searched"))  # fmt: skip
+    cycles, landscapes, searched = trees
+    for row in cycles["rows"]:
+        if row["decisions"]:
+            name = row["case"] + ", orders" * row["name"].startswith("order ")
+            seconds = row["cycles"] / load_device(_DEVICE).clock_hz
+            yield name, problem_of(CASES[row["case"]]), row["decisions"], seconds, True
+    for case in landscapes["cases"]:
+        of = problem(case["words"])
+        name = f"landscape {case['words']['mask']} {dict(of.sizes)}"
+        times = zip(decisions_of(case), case["first"], case["second"], strict=True)
+        yield from ((name, of, one, (a * b) ** 0.5, False) for one, a, b in times if a and b)
+    cases = {one.part: one for one in TIMED}
+    for row in searched["rows"]:
+        for name, one in row["decisions"].items() if row["dtype"] == "e4m3" else ():
+            chosen = {decision: value for decision, value in one.items() if decision != "machine"}
+            yield row["case"], problem_of(cases[row["case"]]), chosen, row["points"][name], False
+
+
+def _predicted(one: Measured) -> float:
+    _, of, chosen, _, cycles = one
+    device = load_device(_DEVICE)
+    if cycles:
+        device = device.with_values(tensor_clock_hz=_COOL)
+    term = MACHINES["attention"].program(of.operation, Chosen(chosen))
+    return float(cost(term, of.sizes, device).seconds)
+
+
+def line_of(name: str, model: Times, times: Times) -> str:
+    """Return a case's line.
+
+    >>> line_of("some", np.array([2.0, 1.0, 3.0]), np.array([2.0, 2.5, 4.0]))
+    'some: 3, regret 25.0 %, of 8 0.0 %, rank 0.50, r 0.72, bias -0.288, error 0.288'
+    """
+    ranks = [(x[:, None] > x).sum(1) + (x[:, None] == x).sum(1) / 2 for x in (model, times)]
+    rank, r = np.corrcoef(ranks)[0, 1], np.corrcoef(model, times)[0, 1]
+    error, (first, eight) = np.log(model / times), (regret_at(times, model, n) for n in (1, 8))
+    return (
+        f"{name}: {len(times)}, regret {100 * first:.1f} %, of 8 {100 * eight:.1f} %, "
+        f"rank {rank:.2f}, r {r:.2f}, bias {np.median(error):.3f}, "
+        f"error {np.median(np.abs(error)):.3f}"
+    )
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Count and write a file; exit with 1 for a case that failed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.attention_cycles")
     parser.add_argument("--parts", nargs="+", choices=CASES, default=[*CASES])
     parser.add_argument("--out", type=Path, default=FOLDER, help="folder of the results")
+    parser.add_argument("--predicted", action="store_true", help="judge the time model")
     parser.add_argument("--inside", choices=CASES, help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     if given.inside:
         _inside(given.inside)
+        return
+    if given.predicted:
+        cases: dict[str, list[tuple[float, float]]] = {}
+        for one in measured():
+            cases.setdefault(one[0], []).append((_predicted(one), one[3]))
+        for name, pairs in cases.items():
+            sys.stdout.write(line_of(name, *np.array(pairs).T) + "\n")
         return
     recorded("attention_cycles", given.parts, given.out, _profiled)
 

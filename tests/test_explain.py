@@ -402,7 +402,7 @@ def test_attention_is_explained_by_its_own_decisions() -> None:
     path = next(one for one in why.causes if one.name == "exposed path")
     assert path.saves_seconds > 0
     assert "consumer_order" in {change.decision for change in why.gains}
-    assert {"queries", "turns"} <= {*why.idle, *why.stuck, *(g.decision for g in why.gains)}
+    assert {"queries", "stages_q"} <= {*why.idle, *why.stuck, *(g.decision for g in why.gains)}
     assert "exposed path" in str(why)
     flown = Schedule.of(machine, {**STARTS["fa2"], "consumer_order": "SVsMELvOP"})
     both = compare(late, flown, machine, problem, H200, outlined)

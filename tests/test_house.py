@@ -107,7 +107,7 @@ WORDS = {"fma", "alu", "mufu", "cvt", "mov", "mbarrier"}
 WALK_LINES = {
     "meaning": 6044,
     "legality": 8100,
-    "time": 4992,
+    "time": 5003,
     "tinygpu.codegen.emit kernel rules": 4460,
 }
 """The most lines of a walk."""

@@ -208,7 +208,9 @@ def test_of_many_layers_the_slowest_are_drawn(count: int) -> None:
     worst = sorted((float(panel.slowdowns["measured"].max()) for panel in panels), reverse=True)
     drawn = [axes.get_lines()[0].get_ydata() for axes in lines_of(figure, "slowdown")]
     assert sorted((float(np.max(line)) for line in drawn), reverse=True) == worst[:MOST_PANELS]
-    assert f"the {MOST_PANELS} slowest of {count} layers" in figure.get_suptitle().replace("\n", " ")
+    assert f"the {MOST_PANELS} slowest of {count} layers" in figure.get_suptitle().replace(
+        "\n", " "
+    )
 
 
 def test_two_layers_of_one_size_are_one_panel() -> None:

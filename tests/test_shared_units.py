@@ -153,6 +153,16 @@ def test_copies_share_issue_slots() -> None:
     assert per_step(body, body, body) == pytest.approx(300.0)
 
 
+def test_a_warp_waits_for_its_own_special_functions() -> None:
+    """Alone a copy takes its warps' time; two copies share the unit, where that takes as long."""
+    warps, each = 4, 64  # 8 cycles of the unit for an instruction of each warp
+    body = (replace(math_of("sfu", 8.0 * each, count=warps * each), unit="sfu"), work(0.0))
+    assert per_step(body) == pytest.approx(FITTED["special"] * each)
+    assert per_step(body, body) == pytest.approx(16.0 * each)
+    both = (body[0], body[0], body[1])
+    assert per_step(both) == pytest.approx(2 * FITTED["special"] * each)
+
+
 def test_a_product_flies_under_arithmetic() -> None:
     """Of the other copy, and of the same one where the wait comes after; else they add."""
     waits = (*product(100.0), GROUP, math_of("sfu", 80.0), work(0.0))

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks import fit_hopper, time_model
+from benchmarks.attention_cycles import line_of, measured
 from benchmarks.oracle import CASES, COLUMNS, FITTING, HELD_OUT
 from benchmarks.peers import FOLDER
 from benchmarks.trust import COUNTS, at_random
@@ -145,3 +146,13 @@ def test_each_regime_has_an_interval() -> None:
     one = Breakdown(2e-3, {"tensor": 1e-3, "l1": 1.5e-3})
     assert one.regime == "warps, l1"
     assert one.interval == tuple(2e-3 * share for share in INTERVALS["warps"])
+
+
+def test_attention_is_judged_by_cycles_and_times() -> None:
+    """Schedules of peers and those that did not run are left out; a line has what is lost."""
+    found = list(measured())
+    assert sum(of_cycles for *_, of_cycles in found) == 82
+    assert all(0 < seconds < 1 for *_, seconds, _ in found)
+    assert len({name for name, *_ in found}) == 4 + 8 + 2
+    line = line_of("some", np.array([2.0, 1.0, 3.0]), np.array([2.0, 2.5, 4.0]))
+    assert line.startswith("some: 3, regret 25.0 %, of 8 0.0 %, rank 0.50")

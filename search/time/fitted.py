@@ -5,6 +5,8 @@ of threads (``benchmarks/fit.py``): schedules of ``simt`` and ``ampere`` of the 
 less weight 308 older ones (random ones, fast ones, the named ladder) and the variants of
 ``benchmarks/slow_kernel.py``; ``red``, ``fma_apart`` and ``last_copy`` were chosen by themselves,
 ``ahead`` by the registers that ptxas used.
+``special`` and ``special_issue`` are chosen on an H100's cycles of attention and times of e4m3, and
+judged on attention's landscapes (``benchmarks/attention_cycles.py``).
 Those from ``tma_issue`` on are about statements of whole tiles (``benchmarks/fit_hopper.py``):
 schedules of ``hopper`` on the shapes of the oracle that are not held out, on an H200; those of an
 H100, whose runs chose none of them, are as near (``docs/measuring.md``).
@@ -62,8 +64,11 @@ FITTED: Mapping[str, float] = {
     "ahead": 320.0,
     # registers of a thread that hold neither sums nor loads in flight
     "beside": 17.8,
-    # cycles between two instructions of one warp
+    # cycles between two instructions of one warp; in a step of tiles between two special functions
+    # (ptxas keeps two in flight), and from the issue of one to that of the next instruction
     "warp_interval": 2.01,
+    "special": 10.5,
+    "special_issue": 4.0,
     # cycles in which one thread issues a TMA instruction, and TMA walks one row of a box
     "tma_issue": 55.4,
     "tma_line": 0.0951,

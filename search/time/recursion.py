@@ -196,7 +196,8 @@ class CopyState:
     ``groups`` are the ends of groups, ``done`` that of the products or copies of the next one.
     ``turn``: how many tiles it has done, with ``taken`` steps.
     Of a copy with arithmetic: ``there`` is when a register's first and last values are there and
-    how many they are, ``issued`` when its warps have issued all so far, ``worked`` its end.
+    how many they are, ``issued`` when its warps have issued all so far, ``special`` when their last
+    special functions end, ``worked`` the end of all.
     """
 
     now: Time
@@ -213,6 +214,7 @@ class CopyState:
     landed: Time = 0.0
     there: dict[str, tuple[Time, Time, Number]] = field(default_factory=dict)
     issued: Time = 0.0
+    special: Time = 0.0
     worked: Time = 0.0
 
     def busy(self, cycles: Number) -> None:
@@ -364,7 +366,7 @@ class Following(Walk):
         self.units: dict[str, Time] = {}
         self.phases: dict[str, Any] = {}  # of one point a list, which grows, else an array
         self.made: dict[int, Mapping[str, Number]] = {}
-        self.arithmetic: dict[int, tuple[Number, tuple[tuple[str, Number], ...]]] = {}
+        self.arithmetic: dict[int, tuple[Number, Number, tuple[tuple[str, Number], ...]]] = {}
         self.columns = np.arange(size)
         self.tensor = self.smem = self.fill = self.tma = self.zero
         self.rows = 0
@@ -527,14 +529,17 @@ class Following(Walk):
 
         Returns its start, and when all have done it.  A value is there a latency after its
         instruction has started, so that a statement follows the one that it reads value by value,
-        if both have as many.  Where there is arithmetic, one point is followed: times are floats.
+        if both have as many.  Special functions take their warp longer than the unit, which others
+        may have meanwhile.  Where there is arithmetic, one point is followed: times are floats.
         """
         key, free, there = id(event), self.units, state.there
         if key not in self.arithmetic:
             cycles = event.cycles
             busy = tuple((unit, each * self.share) for unit, each in cycles.items())
-            self.arithmetic[key] = alone(cycles), busy
-        issue, busy = self.arithmetic[key]
+            special = event.count / state.warps if event.unit == "sfu" else 0.0
+            issue = max(alone(cycles) / state.warps, special * FITTED["special_issue"])
+            self.arithmetic[key] = issue, special * FITTED["special"], busy
+        issue, special, busy = self.arithmetic[key]
         least: Time = 0.0
         start, count = state.now, event.count
         for name in event.reads:
@@ -546,9 +551,10 @@ class Following(Walk):
         for unit, _ in busy:
             if unit != "issue" and free.get(unit, 0.0) > start:
                 start = free[unit]
-        issued = state.issued = (start if start > state.issued else state.issued) + (
-            issue / state.warps
-        )
+        if special:
+            start = max(start, state.special)
+            state.special = least = max(least, start + special)
+        issued = state.issued = (start if start > state.issued else state.issued) + issue
         end = issued if issued > least else least
         for unit, cycles_here in busy:
             before = free.get(unit, 0.0)
