@@ -39,13 +39,13 @@ from benchmarks.attention import Candidate, Case, Data, drawn, fa3, own, problem
 from benchmarks.attention_drawn import problem
 from benchmarks.oracle import decisions_of
 from benchmarks.peers import FOLDER, write_tree
+from benchmarks.trust import Times, regret_at
 from tinygpu.codegen.run.provenance import provenance
 from tinygpu.devices.device import load_device
 from tinygpu.errors import LaunchError, TinyGpuError
 from tinygpu.machines import MACHINES
 from tinygpu.machines.attention import STARTS, consumer_orders
 from tinygpu.search.time.cost import cost
-from tinygpu.search.trust import Times, regret_at
 from tinygpu.term.machine import Chosen, Value
 from tinygpu.term.operation import Problem
 
