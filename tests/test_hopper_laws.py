@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.hopper_terms import H200, LARGE, LAYOUTS, broken, dos, term
+from tests.hopper_terms import H200, LARGE, LAYOUTS, broken, dos, rebuffered, term
 from tests.hopper_wrong import RIGHT, WRONG
 from tinygpu.devices.device import load_device
 from tinygpu.legality.laws import LAWS, check_schedule, serves
@@ -69,6 +69,15 @@ def test_a_term_made_wrong_breaks_its_law(law: str, message: str, program: Progr
 
 ELSEWHERE = {"architecture", "grid", "tma_strides", "tma_coordinates", "tma_pages"}
 """Laws of the device and the sizes, tested below; of pages in ``test_attention_paged.py``."""
+
+
+def test_eight_bits_lie_along_k() -> None:
+    """A factor of 16 bits may lie along n, as the bits of wgmma say; one of 8 has no such bits."""
+    values = Chosen({**STARTS["plain"], "tile_n": 128, "tile_k": 128})
+    program = Hopper().program(matmul("e4m3", None, "nt"), values)
+    assert not broken(program)
+    turned = rebuffered(program, "smem_b", stride=(1, 128, 128 * 128))
+    assert "k steps 128 B" in broken(turned)["wgmma_descriptors"]
 
 
 def test_every_law_of_tiles_and_roles_has_a_term_that_breaks_it() -> None:

@@ -275,7 +275,7 @@ def wgmma_descriptors(context: Context, place: Place) -> Iterator[Clause]:
         further = memory_step(access, access.value[2]) * width
         by_k = (along_k == width) & (across == wide)
         by_k = by_k & ((slabs == 1) | (further == count * wide))
-        by_row = (across == width) & (along_k == wide) & (count * width == wide)
+        by_row = (width == 2) & (across == width) & (along_k == wide) & (count * width == wide)
         by_row = by_row & ((slabs == 1) | (further % _PIECE_BYTES == 0))
         text = "{}: k steps {} B, rows {} B; rows of the swizzle have {} B, and one of them is k's"
         yield Clause(by_k | by_row, text, (access, along_k, across, wide))
@@ -397,8 +397,8 @@ TENSOR_LAWS: Mapping[str, Law] = {
         ),
         Law(
             "wgmma_descriptors",
-            "States that wgmma's inputs lie K-major or MN-major in swizzled rows, from the start "
-            "of a pattern on.",
+            "States that wgmma's inputs lie K-major, or of 16 bits MN-major, in swizzled rows, from "
+            "the start of a pattern on.",
             _PTX + "Matrix Descriptor Format, Strides",
             "choose a wider tile (tile_m, tile_n) or another layout of the operation",
             of_place=wgmma_descriptors,
