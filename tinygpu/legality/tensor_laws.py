@@ -397,8 +397,8 @@ TENSOR_LAWS: Mapping[str, Law] = {
         ),
         Law(
             "wgmma_descriptors",
-            "States that wgmma's inputs lie K-major, or of 16 bits MN-major, in swizzled rows, from "
-            "the start of a pattern on.",
+            "States that wgmma's inputs lie K-major, or of 16 bits MN-major, in swizzled rows, "
+            "from the start of a pattern on.",
             _PTX + "Matrix Descriptor Format, Strides",
             "choose a wider tile (tile_m, tile_n) or another layout of the operation",
             of_place=wgmma_descriptors,
