@@ -13,7 +13,9 @@ from tests.sample import some
 from tests.test_orders import ORDERS, in_turn, space
 from tinygpu.codegen.run.interpretation import COMPLETIONS
 from tinygpu.codegen.run.interpretation import interpret as emulated
+from tinygpu.devices.device import load_device
 from tinygpu.legality.concurrency.judge import verdict
+from tinygpu.legality.laws import check_schedule
 from tinygpu.legality.mask_cover import mask_cover
 from tinygpu.machines.attention import STARTS, Attention
 from tinygpu.meaning.identity import computes
@@ -22,8 +24,9 @@ from tinygpu.search.explain.explain import compare, outlined
 from tinygpu.space.batches import Builder
 from tinygpu.space.questions import ask
 from tinygpu.term.machine import Chosen, Value
-from tinygpu.term.operation import attention
+from tinygpu.term.operation import Problem, attention
 from tinygpu.term.program import For, Program, Statement, When
+from tinygpu.term.schedule import Schedule
 from tinygpu.term.text import parse, text_of
 
 CHOICE = Attention.producer_order
@@ -219,6 +222,15 @@ def test_tables_are_those_of_each_order() -> None:
             assert (one.law, one.axes) == (other.law, other.axes)
             assert np.array_equal(one.holds, other.holds)
         assert str(shared.program) == str(alone.program)
+
+
+@pytest.mark.parametrize("mask", ["causal", "window:60:9"])
+def test_laws_say_the_same_where_tiles_have_no_keys(mask: str) -> None:
+    sizes = {"l": 1, "h": 4, "g": 1, "m": 563, "n": 21, "d": 64, "e": 64}
+    problem, machine = Problem.of(attention(mask=mask), **sizes), Attention()
+    for word in CHOICE.values:
+        schedule = Schedule.of(machine, {**STARTS["fa3 without turns"], "producer_order": word})
+        assert not check_schedule(schedule, machine, problem, load_device("h200"))
 
 
 def test_questions_name_an_order() -> None:

@@ -344,6 +344,10 @@ def _ranges(
                 limit, old = end - 1 - constant, ranges[name]
                 end = select(limit < old.last, limit, old.last)
                 ranges[name] = Range(old.first, end, old.exact and known)
+            case When(Affine(least, ()), str(name)) if name in ranges:
+                old = ranges[name]
+                first = select(old.first < least + 1, least + 1, old.first)
+                ranges[name] = Range(first, old.last, old.exact)
             case When(index):
                 for name, _ in index.terms:
                     if name in ranges:
