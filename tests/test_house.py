@@ -106,13 +106,13 @@ WORDS = {"fma", "alu", "mufu", "cvt", "mov", "mbarrier"}
 
 WALK_LINES = {
     "meaning": 6044,
-    "legality": 8100,
+    "legality": 8102,
     "time": 4992,
     "tinygpu.codegen.emit kernel rules": 4460,
 }
 """The most lines of a walk."""
 
-LINES = 74543
+LINES = 74541
 """The most lines of the three folders together; without the emulator they are to be 40,000."""
 
 

@@ -345,9 +345,7 @@ def _ranges(
                 end = select(limit < old.last, limit, old.last)
                 ranges[name] = Range(old.first, end, old.exact and known)
             case When(Affine(least, ()), str(name)) if name in ranges:
-                old = ranges[name]
-                first = select(old.first < least + 1, least + 1, old.first)
-                ranges[name] = Range(first, old.last, old.exact)
+                ranges[name] = replace(ranges[name], first=least + 1)  # what counts is 0 or more
             case When(index):
                 for name, _ in index.terms:
                     if name in ranges:
