@@ -84,6 +84,9 @@ CHANGES: Mapping[str, Mapping[str, Value]] = {
     "144 keys": {"consumer_order": _BEST, "tile_n": 144},
     "one tile each": {"consumer_order": _BEST, "persistent": 0, "order": "longest"},
     **{f"raster {r}": {"consumer_order": _BEST, "raster": r} for r in (1, 2, 8)},
+    "loads KQVK": {"consumer_order": _BEST, "producer_order": "KQVK"},
+    "loads QKKV": {"consumer_order": _BEST, "producer_order": "QKKV"},
+    "loads KQKV": {"consumer_order": _BEST, "producer_order": "KQKV"},
 }  # fmt: skip
 """Schedules as changes of the point "zigzag", whose raster is 4."""
 

@@ -12,7 +12,7 @@ from tinygpu.codegen.emit import Emitter, emit
 from tinygpu.codegen.run.assemble import assemble, every_ptxas, find_nvdisasm, sass
 from tinygpu.errors import AssemblyError
 from tinygpu.machines import MACHINES
-from tinygpu.machines.attention import STARTS, consumer_orders
+from tinygpu.machines.attention import STARTS, Attention, consumer_orders
 from tinygpu.term.machine import Chosen
 from tinygpu.term.operation import attention
 from tinygpu.term.program import Block, Body, Do, For, Program, WaitGroup
@@ -109,6 +109,13 @@ def messages(order: str) -> str:
 @pytest.mark.parametrize("order", some(ORDERS.values, 9))
 def test_no_order_is_serialised(order: str) -> None:
     assert "(C75" not in messages(order)
+
+
+@pytest.mark.parametrize("order", some(Attention.producer_order.values, 3, 1))
+def test_no_order_of_loads_serialises_products(order: str) -> None:
+    chosen = Chosen({**STARTS["zigzag"], "producer_order": order})
+    term = Attention().program(attention("bf16", mask="causal"), chosen)
+    assert "(C75" not in assemble(emit(term, "sm_90a"), "sm_90a").messages
 
 
 def test_those_in_flight_at_the_end_are_left_out() -> None:

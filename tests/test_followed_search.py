@@ -32,11 +32,17 @@ SAME: Mapping[str, Value | tuple[Value, ...]] = {
     "consumers": 2, "order": "longest", "together": "group", "raster": 16, "persistent": 1,
     "early": 1, "cluster_m": 1, "queries": "shared", "weights": "registers",
     "consumer_order": ("SsMELOPVv", "SVsMELvOP", "SVsMvELOP", "SOVsMELvP", "SOVsMvELP"),
+    "producer_order": "QKV",
 }  # fmt: skip
 SPACES = {
     "full": (FULL, {**SAME, "depth": 128, "tile_n": 128, "turns": ("none", "named")}),
     "causal": (CAUSAL, {**SAME, "depth": 64, "stages_q": 1, "stages_v": 2, "turns": "none"}),
-}
+    "loads": (CAUSAL, {
+        **SAME, "depth": 64, "stages_q": 1, "stages_v": 2, "turns": "none", "epilogue": "direct",
+        "consumer_order": ("SsMELOPVv", "SVsMELvOP"),
+        "producer_order": ("QKV", "KQVK", "QKKV", "KQKV"),
+    }),
+}  # fmt: skip
 """Small enough to follow all schedules: rings and orders, and tiles of keys."""
 
 

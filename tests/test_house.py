@@ -106,13 +106,13 @@ WORDS = {"fma", "alu", "mufu", "cvt", "mov", "mbarrier"}
 
 WALK_LINES = {
     "meaning": 6044,
-    "legality": 8100,
+    "legality": 8102,
     "time": 5003,
     "tinygpu.codegen.emit kernel rules": 4460,
 }
 """The most lines of a walk."""
 
-LINES = 73450
+LINES = 73472
 """The most lines of the three folders together; without the emulator they are to be 40,000."""
 
 

@@ -259,6 +259,7 @@ def test_z3_and_branch_and_bound_agree(seed: int) -> None:
         **LATE, "consumers": one(1, 2), "epilogue": one("direct", "tma"), "persistent": one(0, 1),
         "consumer_order": tuple(orders), "tile_n": (64, 96, 128), "stages_k": (1, 2),
         "stages_v": one(1, 2), "order": one("straight", "longest"), "depth": (64, 128),
+        "producer_order": (("QKV",), ("QKV", "KQKV"), ("KQVK", "QKKV"))[seed % 3],
     }  # fmt: skip
     drawn = Space(Attention(), problem, load_device("h200"), fixed=fixed)
     found, best = fastest(drawn), rank(drawn, 1)

@@ -45,16 +45,15 @@ def fastest(space: Space) -> tuple[Schedule, float] | None:
 
     None for a machine without orders, for an empty space, and for one of more than 400 schedules.
     """
-    if not space.orders or not 0 < space.count() <= _MOST:
+    found = {n: c.orders for n, c in space.machine.decisions().items() if c.orders}
+    if not found or not 0 < space.count() <= _MOST:
         return None
-    (name,) = space.orders
-    orders = space.machine.decisions()[name].orders
-    assert orders is not None
+    ((name, orders),) = found.items()
     told = _Told(space, name, orders())
     every, least = Scorers(space), math.inf
     best: Schedule | None = None
-    while (found := told.another()) is not None:
-        structure, point = found
+    while (named := told.another()) is not None:
+        structure, point = named
         scorer = every.of(structure)
         assert scorer is not None, f"z3 names {structure}, of which nothing is admissible"
         with np.errstate(all="ignore"):
@@ -126,7 +125,7 @@ class _Told:
         """Return that the other decisions are those of a batch, and that its tables hold."""
         z3, space = z3_module(), self.space
         clauses = [self.index[n] == space.values[n].index(value)
-                   for n, value in batch.structure.items() if n != self.name]  # fmt: skip
+                   for n, value in batch.structure.items() if n not in space.orders]  # fmt: skip
         for table in batch.tables:
             names = [space.axes[axis] for axis in table.axes]
             for where in np.argwhere(~table.holds.view(np.ndarray)).tolist():

@@ -6,7 +6,8 @@ leave most schedules in.  So few are followed.  Some are drawn, and of those tha
 schedules differ in (``Machine.spread``) the one with the least bound is followed; the fastest are
 climbed from.  A step tries all values of one decision after another
 and takes the fastest; what its bound excludes is not followed.  Where no single change helps, pairs
-of numeric ones are tried: two rings share the memory, so one has to lose a stage for the other.
+of numeric ones are tried: two rings share the memory, so one has to lose a stage for the other; and
+of orders, as a producer's is for a consumer's.
 
 The result is not proven.
 
@@ -103,8 +104,10 @@ def _beside(every: Scorers, at: Place, number: int) -> list[Place]:
 
 
 def _pairs(every: Scorers, at: Place) -> Iterator[list[Place]]:
-    """Yield legal places that differ in two numeric decisions."""
-    for one, other in combinations(range(len(at[0].batch.structure), _decisions(at)), 2):
+    """Yield legal places that differ in two numeric decisions, or in two orders."""
+    names = [*at[0].batch.structure]
+    orders = combinations([names.index(name) for name in every.space.orders], 2)
+    for one, other in (*orders, *combinations(range(len(names), _decisions(at)), 2)):
         both = (p for near in _changed(every, at, one) for p in _changed(every, near, other))
         yield [place for place in both if _legal(place)]
 

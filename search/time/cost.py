@@ -431,9 +431,9 @@ def _with_loads(agent: TimedAgent, per_byte: Number, latency: Number) -> TimedAg
 
 
 def _asked(trees: list[Tree]) -> Number:
-    """Return the bytes that a CTA asks L2 for when it goes through these once."""
-    events = (e for tree in trees for e in tree if isinstance(e, Event))
-    return sum((event.fetched_bytes for event in events), 0.0)
+    """Return the bytes that a CTA asks L2 for when it goes through these once, far from ends."""
+    bodies = *trees, *(n.body for t in trees for n in t if isinstance(n, Guard) and n.late)
+    return sum((e.fetched_bytes for body in bodies for e in body if isinstance(e, Event)), 0.0)
 
 
 def _work(of: tuple[TimedAgent, ...], steps: Number, unit: str) -> Number:

@@ -344,6 +344,8 @@ def _ranges(
                 limit, old = end - 1 - constant, ranges[name]
                 end = select(limit < old.last, limit, old.last)
                 ranges[name] = Range(old.first, end, old.exact and known)
+            case When(Affine(least, ()), str(name)) if name in ranges:
+                ranges[name] = replace(ranges[name], first=least + 1)  # what counts is 0 or more
             case When(index):
                 for name, _ in index.terms:
                     if name in ranges:

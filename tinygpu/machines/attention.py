@@ -255,6 +255,10 @@ class Attention(FlashAttention):
         orders=lambda: consumer_orders(),
         meaning="what a consumer does in a step, a letter each; see docs/attention.md",
     )
+    producer_order = Choice(
+        *("QKV", "KQVK", "QKKV", "KQKV"), reorders=True, before="QKV",
+        meaning="loads of a tile: the last two letters are a step's, the others come before",
+    )  # fmt: skip
     turns = Choice(
         "none", "named", "mbarrier", structural=True, meaning="by what two consumers take turns"
     )
@@ -467,26 +471,47 @@ class Attention(FlashAttention):
 
     def forward(self, k: Kernel) -> None:
         """Let a producer fill the rings; let consumers multiply twice a block, and store."""
-        q, keys, values = k.inputs[:3]
-        ring_q, ring_k, ring_v = self.rings(k)
-        few = self.consumers == 3
+        rings, few = self.rings(k), self.consumers == 3
         copies = self.consumers if self.turns == "none" else 2
         with k.role("producer", warps=4, registers=select(few, 32, 24)):
             with k.elect():
                 for tile in self.tiles(k):
-                    packed = self.pack_gqa > 1
-                    each = k.unrolled("head", _BLOCK // self.pack_gqa) if packed else (None,)
-                    ring_q.fill(tile, q, self.whole, each)
-                    for step in self.steps(k, tile):
-                        back = step.last - step
-                        halves = k.unrolled("two", 2) if _narrow(k.op) else (None,)
-                        ring_k.fill(step, keys[back], self.keys_at(k), halves)
-                        ring_v.fill(step, values[back], self.whole)
+                    self.produce(k, tile, *rings)
             k.sync("cluster")
         with k.role("consumer", warpgroups=1, registers=select(few, 160, 240), w=copies):
-            self.consume(k, ring_q, ring_k, ring_v)
+            self.consume(k, *rings)
             if self.split_kv == 1:  # else that of the parts was the last
                 k.sync("cluster")
+
+    def produce(
+        self, k: Kernel, tile: Tile, ring_q: BlockRing, ring_k: BlockRing, ring_v: BlockRing
+    ) -> None:
+        """Load what a tile has; what comes before the loop is a step ahead in it."""
+        q, keys, values = k.inputs[:3]
+        before, loop = self.producer_order[:-2], self.producer_order[-2:]
+
+        def load(letter: str, number: LoopIndex) -> None:
+            back = number.last - number
+            if letter == "V":
+                ring_v.fill(number, values[back], self.whole)
+                return
+            halves = k.unrolled("two", 2) if _narrow(k.op) else (None,)
+            ring_k.fill(number, keys[back], self.keys_at(k), halves)
+
+        for letter in before:
+            if letter == "Q":
+                packed = self.pack_gqa > 1
+                each = k.unrolled("head", _BLOCK // self.pack_gqa) if packed else (None,)
+                ring_q.fill(tile, q, self.whole, each)
+                continue
+            with nullcontext() if k.op.mask is None else k.when(tile.trips >= 1):
+                for step in self.steps(k, tile, first=1):
+                    load(letter, step)
+        for step in self.steps(k, tile):
+            for letter in loop:
+                ahead = letter in before
+                with k.when(step + 1 < step.count) if ahead else nullcontext():
+                    load(letter, step + ahead)
 
     def rings(self, k: Kernel) -> tuple[BlockRing, BlockRing, BlockRing]:
         """Say how the kernel is launched and cut up; return the rings of queries, keys, values."""
@@ -920,8 +945,8 @@ class RowStore:
 
 _FA2: Mapping[str, Value] = {
     "depth": 128, "consumers": 2, "tile_n": 128, "stages_k": 2, "stages_v": 2, "stages_q": 1,
-    "consumer_order": "SsMELOPVv", "turns": "none", "queries": "shared", "weights": "registers",
-    "epilogue": "direct", "persistent": 1,
+    "consumer_order": "SsMELOPVv", "producer_order": "QKV", "turns": "none",
+    "queries": "shared", "weights": "registers", "epilogue": "direct", "persistent": 1,
     "order": "straight", "together": "kv heads", "raster": 1, "early": 0, "cluster_m": 1,
     "split_kv": 1, "pack_gqa": 0,
 }  # fmt: skip

@@ -153,7 +153,7 @@ class Choices:
             n for n, c in decisions.items() if c.structural or not machine.numeric
         )
         self.axes = tuple(n for n in decisions if n not in self.structural)
-        self.orders = tuple(n for n in decisions if decisions[n].orders)
+        self.orders = tuple(n for n in decisions if decisions[n].reorders)
         self.sums = Sums(tuple(len(self.values[n]) for n in self.axes))
 
     @cached_property

@@ -26,9 +26,10 @@ Source: ``docs/model.md``, section "Spaces".
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from itertools import product as choices_of
+from math import prod
 
 import numpy as np
 
@@ -88,7 +89,10 @@ class Space(Choices):
 
     def count(self) -> int:
         """Return how many schedules are admissible, exactly."""
-        return sum(batch.count for batch in self._batches)
+        if self.orders and not all(waits_at_mbarriers(batch.program) for batch in self._alike):
+            return sum(batch.count for batch in self._batches)  # the judge has a table of each
+        orders = prod(len(self.values[name]) for name in self.orders)
+        return sum(batch.count for batch in self._alike) * orders
 
     def sample(self, rng: np.random.Generator, n: int) -> list[Schedule]:
         """Return ``n`` different admissible schedules, uniformly; all, if there are no more."""
@@ -130,7 +134,7 @@ class Space(Choices):
     @property
     def not_asked(self) -> tuple[str, ...]:
         """The laws that its batches leave to ``check_schedule``."""
-        left = any(waits_at_mbarriers(batch.program) for batch in self._batches if self.axes)
+        left = any(waits_at_mbarriers(batch.program) for batch in self._alike if self.axes)
         return ("concurrency",) if left else ()
 
     def __str__(self) -> str:
@@ -146,7 +150,15 @@ class Space(Choices):
 
     @cached_property
     def _batches(self) -> tuple[Batch, ...]:
-        found = tuple(batch for s in self.structures() if (batch := self.batch(s)))
+        return self._of(self.structures())
+
+    @cached_property
+    def _alike(self) -> tuple[Batch, ...]:
+        """The batches, of those that differ in orders alone the first."""
+        return self._of(self.structures({name: self.values[name][:1] for name in self.orders}))
+
+    def _of(self, structures: Iterable[Mapping[str, Value]]) -> tuple[Batch, ...]:
+        found = tuple(batch for s in structures if (batch := self.batch(s)))
         self.forget()
         return found
 

@@ -79,9 +79,9 @@ _SHOWN = 24  # values of a decision in a line
 class Choice(Generic[_V]):
     """A decision: the values that a schedule may choose from, in order.
 
-    ``before``: what schedules chose that were written when there was no such decision.  ``orders``
-    gives the values of a structural decision that are orders of the same statements, when somebody
-    asks for them.  Laws other than the judge's say the same of all.
+    ``before``: what schedules chose that were written when there was no such decision.
+    ``reorders``: a structural decision whose values are orders of the same statements; laws other
+    than the judge's say the same of all.  ``orders`` gives such values when somebody asks for them.
     """
 
     def __init__(
@@ -90,10 +90,12 @@ class Choice(Generic[_V]):
         structural: bool = False,
         meaning: str = "",
         before: _V | None = None,
+        reorders: bool = False,
         orders: Callable[[], Orders] | None = None,
     ) -> None:
         self._given = values
-        self.structural = structural or orders is not None
+        self.reorders = reorders or orders is not None
+        self.structural = structural or self.reorders
         self.meaning = meaning
         self.before = before
         self.orders = orders
