@@ -48,6 +48,7 @@ from tinygpu.machines.attention import STARTS, consumer_orders
 from tinygpu.search.time.cost import cost
 from tinygpu.term.machine import Chosen, Value
 from tinygpu.term.operation import Problem
+from tinygpu.term.schedule import Schedule
 
 __all__ = ["CASES", "CHANGES", "counted", "line_of", "main", "measured", "ran", "recorded",
            "traced", "variants"]  # fmt: skip
@@ -234,16 +235,16 @@ Measured = tuple[str, Problem, Mapping[str, Value], float, bool]
 def measured(folder: Path = _RESULTS) -> Iterator[Measured]:
     """Yield what was counted, and what was timed, of schedules that the machine still has."""
     trees = (json.loads((folder / f"attention_{name}.json").read_text(encoding="utf-8"))
-             for name in ("cycles", "landscapes", "searched"))  # fmt: skip
-    cycles, landscapes, searched = trees
+             for name in ("cycles", "searched", "landscapes", "landscapes_fresh"))  # fmt: skip
+    cycles, searched, *landscapes = trees
     for row in cycles["rows"]:
         if row["decisions"]:
             name = row["case"] + ", orders" * row["name"].startswith("order ")
             seconds = row["cycles"] / load_device(_DEVICE).clock_hz
             yield name, problem_of(CASES[row["case"]]), row["decisions"], seconds, True
-    for case in landscapes["cases"]:
+    for fresh, case in ((n, case) for n, tree in enumerate(landscapes) for case in tree["cases"]):
         of = problem(case["words"])
-        name = f"landscape {case['words']['mask']} {dict(of.sizes)}"
+        name = f"{'fresh ' * fresh}landscape {case['words']['mask']} {dict(of.sizes)}"
         times = zip(decisions_of(case), case["first"], case["second"], strict=True)
         yield from ((name, of, one, (a * b) ** 0.5, False) for one, a, b in times if a and b)
     cases = {one.part: one for one in TIMED}
@@ -258,7 +259,8 @@ def _predicted(one: Measured) -> float:
     device = load_device(_DEVICE)
     if cycles:
         device = device.with_values(tensor_clock_hz=_COOL)
-    term = MACHINES["attention"].program(of.operation, Chosen(chosen))
+    machine = MACHINES["attention"]
+    term = Schedule.of(machine, chosen).program(machine, of.operation)
     return float(cost(term, of.sizes, device).seconds)
 
 

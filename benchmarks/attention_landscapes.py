@@ -88,14 +88,14 @@ def problems(seed: int) -> list[Words]:
     return found
 
 
-def drawn(number: int) -> dict[str, Any]:
+def drawn(seed: int, number: int) -> dict[str, Any]:
     """Draw a problem's schedules, the model's best of each spread first."""
     from tinygpu.search.exact.best import rank  # which needs z3: a machine that measures has none
     from tinygpu.search.neighbourhood import Neighbourhood
     from tinygpu.space.space import Space
 
-    machine, words = MACHINES[MACHINE], problems(SEED)[number]
-    of, rng = problem(words), np.random.default_rng([SEED, number])
+    machine, words = MACHINES[MACHINE], problems(seed)[number]
+    of, rng = problem(words), np.random.default_rng([seed, number])
     space = Space(machine, of, load_device(DEVICE))
     soon = Deadline.within(RANKING_SECONDS, time.monotonic)
     ranking = rank(space, BEST, spread=machine.spread, exact=False, until=soon)
@@ -234,6 +234,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Draw what is not drawn yet; or time all problems."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.attention_landscapes")
     parser.add_argument("--draw", action="store_true", help="draw, and time nothing")
+    parser.add_argument("--seed", type=int, default=SEED, help="of the problems, to draw others")
     parser.add_argument("--file", type=Path, default=FILE, help="what was drawn")
     parser.add_argument("--out", type=Path, default=FILE.parent, help="folder of what is timed")
     parser.add_argument("--seconds", type=float, default=420.0, help="after which nothing begins")
@@ -243,9 +244,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if given.file.is_file():
         cases = json.loads(given.file.read_text(encoding="utf-8"))["cases"]
     if given.draw:
-        record = provenance("python -m benchmarks.attention_landscapes --draw")
+        record = provenance(f"python -m benchmarks.attention_landscapes --draw --seed {given.seed}")
         with ProcessPoolExecutor(os.cpu_count()) as pool:
-            for case in pool.map(drawn, range(len(cases), COUNT)):
+            for case in pool.map(partial(drawn, given.seed), range(len(cases), COUNT)):
                 cases.append(case)
                 write_tree(given.file, {"drawn": record, "cases": cases})
                 _say(f"{case['words']}: {len(case['schedules'])} schedules")
