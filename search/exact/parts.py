@@ -34,7 +34,9 @@ from tinygpu.term.operation import Problem
 
 __all__ = ["PartResult", "PartTask", "climb_in_parts", "parts_of"]
 
-_PARTS, _PROCESSES = 16, 16
+_PARTS, _PROCESSES, _IN_TIME = 16, 16, 4
+"""Parts; processes at most; and with a deadline, by which a few that come far find more than many
+that do not: in 26 s of CPU 16, 8 and 4 end 0 to 5, 0 to 1 and 0 % above attention's best."""
 Structure = Mapping[str, Value]
 
 
@@ -103,7 +105,8 @@ def climb_in_parts(
     parts = batches_of(space) if exact else parts_of(space)
     if len(parts) < 2 or not hasattr(os, "fork"):
         raise UnshareableError
-    many = min(max(1, int(cores() * share)), len(parts), _PROCESSES)
+    most = _PROCESSES if until.open else _IN_TIME
+    many = min(max(1, int(cores() * share)), len(parts), most)
     entries, admissible, scored = [], 0, 0
     end = inf if until.open else monotonic() + until.left()
     task = PartTask(
