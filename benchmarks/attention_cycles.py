@@ -26,7 +26,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -50,8 +50,8 @@ from tinygpu.term.machine import Chosen, Value
 from tinygpu.term.operation import Problem
 from tinygpu.term.schedule import Schedule
 
-__all__ = ["CASES", "CHANGES", "counted", "line_of", "main", "measured", "ran", "recorded",
-           "traced", "variants"]  # fmt: skip
+__all__ = ["CASES", "CHANGES", "changed", "counted", "line_of", "main", "measured", "ran",
+           "recorded", "traced", "variants"]  # fmt: skip
 
 CASES: Mapping[str, Case] = {
     one.part: one
@@ -105,10 +105,15 @@ _CORES = 12
 _RESULTS, _DEVICE, _COOL = FOLDER.parent / "h100", "h100", 1e12
 
 
+def changed(part: str, change: Mapping[str, Value]) -> dict[str, Value]:
+    """Return the decisions of the point "zigzag" with a change, as they are at a case."""
+    straight: dict[str, Value] = {} if CASES[part].causal else {"order": "straight"}
+    return {**STARTS["zigzag"], **straight, **change}
+
+
 def variants(part: str) -> dict[str, dict[str, Value]]:
     """Return the decisions of the schedules that are counted at a case, by name."""
-    straight = {} if CASES[part].causal else {"order": "straight"}
-    found = {name: {**STARTS["zigzag"], **straight, **c} for name, c in CHANGES.items()}
+    found = {name: changed(part, change) for name, change in CHANGES.items()}
     if part == ORDERS_AT:
         base = {**STARTS["zigzag"], "raster": 2}
         found |= {f"order {o}": {**base, "consumer_order": o} for o in consumer_orders().values}
@@ -177,10 +182,11 @@ def ran(found: Mapping[str, Candidate | None], data: Data) -> None:
     sys.stdout.write(f"ran {json.dumps(names)}\n")
 
 
-def traced(module: str, part: str) -> tuple[list[dict[str, Any]], str]:
+def traced(module: str, part: str, own: Iterable[str]) -> tuple[list[dict[str, Any]], str]:
     """Count a case in a process of its own; return a row each kernel, and what it printed.
 
-    Raises LaunchError where Nsight Compute counts something else.
+    Raises LaunchError where Nsight Compute counts something else, or one of its ``own`` kernels,
+    by name, did not run; peers may refuse.
     """
     words = (
         *("ncu", "--clock-control", "none", "--profile-from-start", "off", "--csv"),
@@ -193,15 +199,15 @@ def traced(module: str, part: str) -> tuple[list[dict[str, Any]], str]:
     sys.stderr.write(run.stderr)  # of what refused
     if run.returncode or not names or len(names[0]) != len(rows):
         raise LaunchError(f"{part}: ncu: {(run.stderr.strip() or run.stdout).splitlines()[-1:]}")
+    if missing := sorted({*own} - {*names[0]}):
+        raise LaunchError(f"{part}: {', '.join(missing)} did not run")
     return [{"name": name, **row} for name, row in zip(names[0], rows, strict=True)], run.stdout
 
 
 def _profiled(part: str) -> list[dict[str, Any]]:
-    """Return the rows of a case.  Raises LaunchError if a schedule did not run."""
+    """Return the rows of a case."""
     every = variants(part)
-    rows, _ = traced("benchmarks.attention_cycles", part)
-    if missing := sorted({*every} - {row["name"] for row in rows}):
-        raise LaunchError(f"{part}: {', '.join(missing)} did not run")
+    rows, _ = traced("benchmarks.attention_cycles", part, every)
     return [{"case": part, "decisions": every.get(row["name"]), **row} for row in rows]
 
 

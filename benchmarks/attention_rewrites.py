@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.attention import drawn, fa3, own, problem_of
-from benchmarks.attention_cycles import CASES, CHANGES, ran, recorded, traced
+from benchmarks.attention_cycles import CASES, changed, ran, recorded, traced
 from benchmarks.peers import FOLDER
 from tinygpu.codegen.emit import emit
 from tinygpu.codegen.run.arguments import contract_of
@@ -32,8 +32,7 @@ from tinygpu.codegen.run.assemble import assemble
 from tinygpu.codegen.runtime.function import Function
 from tinygpu.errors import TinyGpuError
 from tinygpu.machines import MACHINES
-from tinygpu.machines.attention import STARTS
-from tinygpu.term.machine import Chosen, Value
+from tinygpu.term.machine import Chosen
 
 __all__ = ["REWRITES", "main"]
 
@@ -170,13 +169,6 @@ REWRITES: dict[str, tuple[str, Rewrite]] = {
 """Rewrites by name: the consumer's order, and what is done to the text."""
 
 
-def decisions_of(part: str, order: str) -> dict[str, Value]:
-    """Return the schedule that is rewritten at a case."""
-    straight: dict[str, Value] = {} if CASES[part].causal else {"order": "straight"}
-    changed = {**CHANGES["queries in registers"], "consumer_order": order}
-    return {**STARTS["zigzag"], **straight, **changed}
-
-
 def _inside(part: str) -> None:
     """Run each kernel for the profiler; print the names of those that ran and their errors."""
     one = CASES[part]
@@ -187,7 +179,7 @@ def _inside(part: str) -> None:
     def built(name: str) -> tuple[str, Any]:
         order, rewrite = REWRITES[name]
         program = MACHINES["attention"].program(
-            problem.operation, Chosen(decisions_of(part, order))
+            problem.operation, Chosen(changed(part, {"consumer_order": order}))
         )
         text = rewrite(emit(program, "sm_90a", problem.sizes))
         try:
@@ -213,7 +205,7 @@ def _inside(part: str) -> None:
 
 def _rows(part: str) -> list[dict[str, Any]]:
     """Return the rows of a case."""
-    rows, said = traced("benchmarks.attention_rewrites", part)
+    rows, said = traced("benchmarks.attention_rewrites", part, REWRITES)
     errors = next(json.loads(x[7:]) for x in said.splitlines() if x.startswith("errors "))
     return [{"case": part, **row, "error": errors.get(row["name"])} for row in rows]
 
