@@ -43,6 +43,7 @@ from benchmarks.trust import Times, regret_at
 from tinygpu.codegen.run.provenance import provenance
 from tinygpu.devices.device import load_device
 from tinygpu.errors import LaunchError, TinyGpuError
+from tinygpu.legality.laws import check_schedule
 from tinygpu.machines import MACHINES
 from tinygpu.machines.attention import STARTS, consumer_orders
 from tinygpu.search.time.cost import cost
@@ -56,10 +57,13 @@ __all__ = ["CASES", "CHANGES", "changed", "counted", "line_of", "main", "measure
 CASES: Mapping[str, Case] = {
     one.part: one
     for one in (
+        Case("cycles", 16, 16, 1, 2048, 2048, 128, causal=True),
         Case("cycles", 8, 16, 1, 4096, 4096, 128, causal=True),
         Case("cycles", 4, 16, 1, 8192, 8192, 128, causal=True),
         Case("cycles", 2, 16, 1, 16384, 16384, 128, causal=True),
         Case("cycles", 4, 16, 1, 8192, 8192, 128, causal=False),
+        Case("cycles", 8, 32, 1, 4096, 4096, 64, causal=True),
+        Case("cycles", 8, 32, 1, 4096, 4096, 64, causal=False),
     )
 }
 ORDERS_AT = "b4_h16x1_8192x8192_d128_causal"
@@ -73,6 +77,7 @@ _THREE: Mapping[str, Value] = {
     "tile_n": 80,
     "stages_v": 4,
 }
+_TILES = (64, 80, 96, 112, 128, 144, 160)
 CHANGES: Mapping[str, Mapping[str, Value]] = {
     "queries in registers": {"consumer_order": _BEST},
     "pair": {"consumer_order": _BEST, "cluster_m": 2},
@@ -82,7 +87,9 @@ CHANGES: Mapping[str, Mapping[str, Value]] = {
     "queries in memory, pair": {**_SHARED, "cluster_m": 2},
     "three consumers": _THREE,
     "three consumers, pair": {**_THREE, "cluster_m": 2},
-    "144 keys": {"consumer_order": _BEST, "tile_n": 144},
+    **{f"three consumers, {n} keys": {**_THREE, "tile_n": n} for n in (64, 96, 112, 128)},
+    **{f"{n} keys": {**_SHARED, "stages_q": 1, "tile_n": n} for n in _TILES},
+    "176 keys": {**_SHARED, "stages_q": 1, "tile_n": 176, "epilogue": "direct"},
     "one tile each": {"consumer_order": _BEST, "persistent": 0, "order": "longest"},
     **{f"raster {r}": {"consumer_order": _BEST, "raster": r} for r in (1, 2, 8)},
     "loads KQVK": {"consumer_order": _BEST, "producer_order": "KQVK"},
@@ -107,13 +114,18 @@ _RESULTS, _DEVICE, _COOL = FOLDER.parent / "h100", "h100", 1e12
 
 def changed(part: str, change: Mapping[str, Value]) -> dict[str, Value]:
     """Return the decisions of the point "zigzag" with a change, as they are at a case."""
-    straight: dict[str, Value] = {} if CASES[part].causal else {"order": "straight"}
-    return {**STARTS["zigzag"], **straight, **change}
+    one = CASES[part]
+    straight: dict[str, Value] = {} if one.causal else {"order": "straight"}
+    return {**STARTS["zigzag"], "depth": one.d, **straight, **change}
 
 
 def variants(part: str) -> dict[str, dict[str, Value]]:
-    """Return the decisions of the schedules that are counted at a case, by name."""
+    """Return the decisions of the schedules that are counted at a case, by name: the legal."""
+    of, device, machine = problem_of(CASES[part]), load_device(_DEVICE), MACHINES["attention"]
     found = {name: changed(part, change) for name, change in CHANGES.items()}
+    for name, values in [*found.items()]:
+        if check_schedule(Schedule.of(machine, values), machine, of, device):
+            del found[name]
     if part == ORDERS_AT:
         base = {**STARTS["zigzag"], "raster": 2}
         found |= {f"order {o}": {**base, "consumer_order": o} for o in consumer_orders().values}

@@ -126,7 +126,11 @@ def test_distances_are_ranks_and_names() -> None:
 
 
 def walked(
-    true: Sequence[float], predicted: Sequence[float], first: Sequence[int], reach: int = 1
+    true: Sequence[float],
+    predicted: Sequence[float],
+    first: Sequence[int],
+    reach: int = 1,
+    at_once: int = 1,
 ) -> tuple[dict[int, float], list[list[int]]]:
     """Walk on the integers; return the seconds by place, and what was asked, batch by batch."""
     size, batches = len(true), list[list[int]]()
@@ -142,7 +146,7 @@ def walked(
         batches.append([int(one["x"]) for one in some])
         return [true[x] for x in batches[-1]]
 
-    domain = Domain([candidate(x) for x in first], near, lambda *_: ())
+    domain = Domain([candidate(x) for x in first], near, lambda *_: (), built_at_once=at_once)
     found = walk(gaussian(domain, np.random.default_rng(0)), evaluate)
     return {int(one["x"]): seconds for one, seconds in found.items()}, batches
 
@@ -183,7 +187,19 @@ def test_what_failed_is_neither_changed_nor_tried_again() -> None:
     found, batches = walked(true, [1.0] * 5, [1, 2])
     assert {x for x, seconds in found.items() if seconds == math.inf} == {1, 3}
     assert sum(map(len, batches)) == len(found)
-    assert walked([math.inf] * 3, [1.0] * 3, [1])[0] == {1: math.inf}
+    assert walked([math.inf] * 5, [1.0] * 5, [2])[0] == dict.fromkeys((1, 2, 3), math.inf)
+
+
+def test_changes_of_the_models_best_are_there_from_the_start() -> None:
+    """In the first batch, where there is room for them."""
+    _, batches = walked([1.0, 1.0, 0.9, 1.0], [1.0, 1.05, 1.06, 1.07], [0, 3], at_once=16)
+    assert batches[0] == [0, 1, 3]
+
+
+def test_a_large_first_batch_is_the_models_first_and_then_spreads() -> None:
+    _, batches = walked([1.0] * 41, [1.0] * 41, range(41), at_once=12)
+    assert batches[0][:BATCH] == list(range(BATCH))
+    assert min(b - a for a, b in pairwise(sorted(batches[0][BATCH:]))) > 1
 
 
 def test_a_batch_spreads_where_the_model_cannot_tell() -> None:

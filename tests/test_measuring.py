@@ -84,6 +84,9 @@ def handle(request):
     if doing == "hello":
         return {"arch": "sm_90a", "device": "pretended", "driver": "1"}
     said = json.loads(Path(FOLDER, "said.json").read_text())
+    if doing == "draw":
+        time.sleep(said["draw_sleeps"])
+        return {}
     what = [doing]
     if doing == "time":
         count = len(request["kernels"])
@@ -159,8 +162,8 @@ class Fake:
 
     def say(self, **what: Any) -> None:
         usual = {"peers": PEERS, "modules": [CUBLASLT], "fails": False, "peer_sleeps": 0.0,
-                 "kernel_sleeps": 0.0, "spread": 0.0}  # fmt: skip
-        self.sleeps = what.keys() & {"peer_sleeps", "kernel_sleeps"}
+                 "kernel_sleeps": 0.0, "draw_sleeps": 0.0, "spread": 0.0}  # fmt: skip
+        self.sleeps = what.keys() & {"peer_sleeps", "kernel_sleeps", "draw_sleeps"}
         (self.folder / "said.json").write_text(json.dumps(usual | what))
 
     def worker(self, command: Sequence[str] = ()) -> Worker | Here:
@@ -189,8 +192,9 @@ class Here:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def begin(self, limit_seconds: float) -> None:
-        pass
+    def begin(self, limit_seconds: float, request: Mapping[str, Any] | None = None) -> None:
+        if request:
+            self.ask(request, limit_seconds)
 
     def ask(self, request: Mapping[str, Any], limit_seconds: float) -> Any:
         return json.loads(json.dumps(self._handle(json.loads(json.dumps(request)))))
@@ -396,6 +400,14 @@ def test_a_card_that_begins_late_measures_the_first(simt: Space, fake: Fake) -> 
     assert not found.settled
 
 
+def test_data_that_take_long_are_waited_for(simt: Space, fake: Fake) -> None:
+    """Drawing is longer than a request may take that begins in time: no kernel seems to hang."""
+    fake.say(draw_sleeps=3.5)
+    until = Deadline.within(2.0, time.monotonic)
+    found = climb([simt], first_of(simt), effort=Effort(finalists=3), peers=(), until=until)
+    assert found.finalists[0][1].seconds
+
+
 def test_what_is_built_when_the_time_is_over_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -528,7 +540,7 @@ def test_a_search_goes_on_from_the_store(simt: Space, fake: Fake, tmp_path: Path
 def test_nothing_that_runs_is_an_error(simt: Space, fake: Fake) -> None:
     """With how many were tried and the reason of the first; without any, that too."""
     fake.say(fails=True)
-    with pytest.raises(LaunchError, match="none of 6 schedules ran; the first: it is wrong"):
+    with pytest.raises(LaunchError, match=r"none of \d+ schedules ran; the first: it is wrong"):
         climb([simt], first_of(simt), peers=())
     with pytest.raises(LaunchError, match="none of 0 schedules ran; the first: there was none"):
         climb([simt], [])
@@ -763,8 +775,9 @@ def test_the_folder_holds_one_search(fake: Fake, tmp_path: Path) -> None:
         (out / name).write_text("mine")
     tree = searched(out, "--top", "2", "--evaluations", "6")
     mine = {"2048.json", "6.json", "notes.json", "99.txt"}
-    assert set(kept(out)) == {"01.json", "02.json", "search.json", *mine}
-    assert len(tree["best"]) == 2
+    few = len(tree["best"])  # the two, and the model's first
+    assert 2 <= few <= 3
+    assert set(kept(out)) == {*(f"{i + 1:02}.json" for i in range(few)), "search.json", *mine}
     result = tinygpu(*SEARCH, "--top", "1", "--replace", "--out", out)  # under the model alone
     assert result.exit_code == 0, result.output
     assert set(kept(out)) == {"01.json", "search.json", *mine}

@@ -156,6 +156,9 @@ class FleetCampaign(Campaign):
         ).result()
         return tuple(names)
 
+    def draw(self) -> None:
+        """Leave it to the workers, who draw when they measure."""
+
     def measure(
         self, programs: Programs, peers: Sequence[str] = (), *, options: Options | None = None,
         progress: Callable[[int, int], None] | None = None, anew: bool = False,

@@ -201,6 +201,11 @@ class Campaign(ExitStack):
         answer = self.worker.ask(request, self.options.limit_seconds)
         return tuple(f"{module}:{name}" for name in answer.get("names", ()))
 
+    def draw(self) -> None:
+        """Draw the data beside what the caller does next: its reference may take seconds."""
+        request = {"do": "draw", "seed": self.options.seed, **self._common}
+        self.worker.begin(self.options.limit_seconds, request)
+
     def measure(
         self,
         programs: Mapping[Schedule, Term],

@@ -1,8 +1,8 @@
 """The worker's half of measuring: it validates and times what it is sent.
 
 A request is of ``measure.py``: "hello", "peers" (the names of a module's peers for a problem),
-"validate" (one candidate, once) or "time" (a batch with its peers); both use the data that is drawn
-once for a problem, and again after a candidate that was wrong.  A candidate is a
+"draw" (the data), "validate" (one candidate, once) or "time" (a batch with its peers); both use the
+data that is drawn once for a problem, and again after a candidate that was wrong.  A candidate is a
 packed kernel (its contract, its cubin, its unit roundoffs) or the name ``package.module:function``
 of a peer: the function is called with the problem, the input arrays, the output array (CuPy's;
 bf16 as its bits) and the scalars.  It returns a function that enqueues one run on the current
@@ -56,6 +56,9 @@ def answer_on_gpu(request: dict[str, Any]) -> dict[str, Any]:
             }
         except (TinyGpuError, ImportError) as error:
             return {"names": [], "why": str(error)}
+    if request["do"] == "draw":
+        _data(problem, request["seed"], tuple(sorted(scalars.items())))
+        return {}
     if request["do"] == "validate":
         data, outputs, _ = _data(problem, request["seed"], tuple(sorted(scalars.items())))
         outputs[0].poison()

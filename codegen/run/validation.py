@@ -27,7 +27,7 @@ import numpy as np
 from tinygpu.codegen.run.launch import Kernel, gpu
 from tinygpu.isa.memory import DTYPES
 from tinygpu.meaning.inputs import drawn, kinds
-from tinygpu.meaning.tolerance import between, error_ratio, narrowing, roundoff
+from tinygpu.meaning.tolerance import between, error_ratio, loose, narrowing, roundoff
 from tinygpu.term.operation import Problem
 
 __all__ = ["Output", "Trial", "roundoff", "scalars_of", "trial", "validate"]
@@ -156,8 +156,9 @@ def trial(
     for operand in operation.indices:
         inputs.append(cupy.asarray(made[operand.name]))
         exact[operand.name] = made[operand.name]
-    reference = operation.reference(exact, given)
-    return Trial(problem, tuple(inputs), given, reference, between(operation, exact, given))
+    reference = operation.reference(exact, given, loose=loose(operation))
+    moved = between(operation, exact, given, reference)
+    return Trial(problem, tuple(inputs), given, reference, moved)
 
 
 def scalars_of(problem: Problem, given: Mapping[str, float] | None) -> dict[str, float]:

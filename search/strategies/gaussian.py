@@ -6,11 +6,11 @@ take as little as
     b(x) = p(x) exp(mean(x) - DOUBT deviation(x)),
 
 a lower confidence bound of its seconds.  The schedules of the least bounds are evaluated, ``BATCH``
-at a time, and before anything is known, in the model's order, as many as are built in the time of
-one.  Within a later batch each is chosen as if those before it were known already, so that no two
-of them ask the same.  What was evaluated changes both mean and deviation, and the single changes of
-the best few become schedules to choose among.  It ends where no bound is below the best that was
-found.
+at a time; before anything is known so many are the model's first, and beside them as many as are
+built in the time of one.  Else each of a batch is chosen as if those before it were known already,
+so that no two of them ask the same.  What was evaluated changes both mean and deviation, and the
+single changes of the best few, at first of the model's best, become schedules to choose among.  It
+ends where no bound is below the best that was found.
 
 Source: N. Srinivas et al., "Gaussian Process Optimization in the Bandit Setting", 2010; T.
 Desautels et al., "Parallelizing Exploration-Exploitation Tradeoffs in Gaussian Process Bandit
@@ -44,7 +44,9 @@ def gaussian(domain: Domain, rng: np.random.Generator) -> Steps:
     """
     pool = _Pool(domain.first)
     found: Mapping[Schedule, float] = {}
-    changed: set[Schedule] = set()
+    changed = {one.schedule for one in domain.first[:1]}
+    for parent in changed:
+        pool.add(domain.near(parent))
     while True:
         wanted: list[Schedule] = []
         for width in WIDER:
@@ -99,7 +101,7 @@ class _Pool:
                 break
             chosen.append(least)
             open_[least] = math.inf
-            known = known.asked(least) if found else known
+            known = known.asked(least) if found or len(chosen) >= BATCH else known
         return [self.every[i] for i in chosen]
 
 

@@ -64,7 +64,7 @@ from tinygpu.search.time.recursion import (
     together,
 )
 from tinygpu.search.time.register_quantities import flying
-from tinygpu.search.time.tile_steps import Apart, TileSteps, steps_of_tiles
+from tinygpu.search.time.tile_steps import Refetched, TileSteps, steps_of_tiles
 from tinygpu.search.time.work import (
     WARP,
     Event,
@@ -216,7 +216,7 @@ class Placed:
         tiles, spread, fits = launch.tiles(), launch.spread(), launch.resident()
         ceil = (lambda x: x) if "tail" in launch.without else np.ceil
         busiest = ceil(tiles / spread)
-        from_dram, stored = launch.dram_bytes(fits, f.steps if f.own else None)
+        from_dram, stored = launch.dram_bytes(fits, by_tile=f.own is not None)
         if not f.stepped:  # a round takes as long, full or not
             rounds = ceil(np.maximum(busiest / fits, 1.0))
             of_all = launch.l2_bytes()
@@ -229,11 +229,11 @@ class Placed:
         of_step = _asked([a.body for a in f.agents])
         of_tile = _asked([a.before for a in f.agents])
         asked: Number = tiles * launch.cluster * (f.steps * of_step + of_tile)
-        apart: Number = 1.0
+        again: Number = 1.0
         if f.own and "dram" not in launch.without and launch.shared_axes() < {*launch.axes}:
             of = launch.persistent, at_once, f.own.kind, launch.held()
-            apart = applied(Apart(f.own), *of)
-        missed = np.minimum(from_dram * apart / asked, 1.0)
+            again = 1 + (applied(Refetched(f.own), *of) - 1) * launch.shared_bytes() / from_dram
+        missed = np.minimum(from_dram * again / asked, 1.0)
         flying = f.stages * of_step * np.minimum(tiles, at_once) * launch.cluster
         needed = FITTED["dram_seconds"] * device.dram_bytes_per_second
         short = needed / (flying * missed)
@@ -247,7 +247,7 @@ class Placed:
         return Placed(
             tuple(_with_loads(agent, per_byte, latency) for agent in f.agents),
             tiles, waves, share, select(stays, waves, 1.0),
-            asked, from_dram, stored, slow * apart, at_once,
+            asked, from_dram, stored, slow * again, at_once,
         )  # fmt: skip
 
 
@@ -331,8 +331,8 @@ def _of_steps(f: Features, place: Placed) -> Breakdown:
     parts["epilogue"] = waves * after / device.clock_hz
     hidden = "path" in launch.without
     parts["latency"] = 0.0 if hidden else np.maximum(cycles / device.clock_hz - longest, 0.0)
-    energy, share = _energy(f, place), FITTED["power_share"]
-    parts["power"] = longest ** (1 - share) * energy**share
+    (energy, idle), share = _energy(f, place), FITTED["power_share"]
+    parts["power"] = longest ** (1 - share) * (energy + idle * longest) ** share
     writes = place.tiles * launch.cluster * _work(f.agents, f.steps, "writes")
     sent = place.asked_bytes / l2_rate + FITTED["l2_write"] * writes
     parts["l2"] = sent / device.clock_hz
@@ -342,7 +342,8 @@ def _of_steps(f: Features, place: Placed) -> Breakdown:
     parts["clear"] = launch.clear_seconds()
 
     def capped_with(seconds: Number, dram: Number, late: Number) -> Number:
-        capped = seconds ** (1 - share) * np.maximum(seconds, energy) ** share
+        used = energy + idle * seconds
+        capped = seconds ** (1 - share) * np.maximum(seconds, used) ** share
         blended = blend([capped, dram, parts["l2"]], FITTED["tile_power"])
         return resolved(blended * late + (parts["launch"] + parts["clear"]))
 
@@ -355,7 +356,7 @@ def _of_steps(f: Features, place: Placed) -> Breakdown:
     return Breakdown(found, parts, floor)
 
 
-def _energy(f: Features, place: Placed) -> Number:
+def _energy(f: Features, place: Placed) -> tuple[Number, float]:
     """Return the seconds in which the power cap lets the energy through, at the highest clock.
 
     Tensor cores alone need so much that their clock falls to ``tensor_clock_hz``; DRAM at its rate
@@ -366,7 +367,9 @@ def _energy(f: Features, place: Placed) -> Number:
     cycles = (cycles + FITTED["l2_power"] * place.asked_bytes) / device.sms
     excess: float = (device.clock_hz / device.tensor_clock_hz) ** (1 / share)
     moved = (place.dram_bytes + place.stored_bytes) / device.dram_bytes_per_second
-    return cycles * (excess / device.clock_hz) + FITTED["dram_power"] * moved
+    idle = FITTED["idle_power"] * excess
+    cycles = cycles * ((excess - idle) / device.clock_hz)
+    return cycles + FITTED["dram_power"] * moved, idle
 
 
 def _rates(device: Device) -> tuple[Number, float]:

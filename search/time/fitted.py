@@ -51,6 +51,9 @@ FITTED: Mapping[str, float] = {
     "dram_share": 0.9,
     # the part of L2 in which data survives until it is used again
     "l2_share": 0.7,
+    # the part in which what tiles read in their steps survives, where each has its own number: what
+    # else they read and write goes through (by what an H100 read from DRAM, attention_cycles.json)
+    "l2_held": 0.75,
     # a loop that outgrows the instruction caches: bytes, and how much slower it issues
     "code_bytes": 112640.0,
     "fetch": 2.5,
@@ -67,7 +70,7 @@ FITTED: Mapping[str, float] = {
     # cycles between two instructions of one warp; in a step of tiles between two special functions
     # (ptxas keeps two in flight), and from the issue of one to that of the next instruction
     "warp_interval": 2.01,
-    "special": 10.5,
+    "special": 13.0,
     "special_issue": 4.0,
     # cycles in which one thread issues a TMA instruction, and TMA walks one row of a box
     "tma_issue": 55.4,
@@ -123,10 +126,12 @@ FITTED: Mapping[str, float] = {
     "late": 0.364,
     # by how much the clock falls for an excess of power: power goes with the clock to 1 / this
     "power_share": 0.5,
+    # the share of what products alone take that the chip takes anyway, a cycle
+    "idle_power": 0.3,
     # energy of a byte that L2 sends, over a cycle of the tensor cores of an SM
     "l2_power": 0.00678,
     # the share of the power cap that DRAM takes at its whole rate
-    "dram_power": 0.58,
+    "dram_power": 0.3,
     # what each further receiver of a multicast adds to what L2 sends
     "multicast": 0.575,
     # what stands around an instruction in a role's loop, over what a micro-kernel sees of it alone

@@ -245,21 +245,28 @@ class GridLaunch:
 
     def shared_axes(self) -> frozenset[str]:
         """Return the axes of the grid that index what the steps of a tile read."""
-        read = (o for o in self.operands if o.looped and o.name not in self.outputs)
-        return frozenset[str]().union(*(o.axes for o in read))
+        return frozenset[str]().union(*(o.axes for o in self._read_in_steps()))
+
+    def shared_bytes(self) -> float:
+        """Return the bytes of what the steps of tiles read."""
+        return sum(o.bytes for o in self._read_in_steps())
+
+    def _read_in_steps(self) -> list[Fetched]:
+        return [o for o in self.operands if o.looped and o.name not in self.outputs]
 
     def held(self) -> Number:
         """Return how many of the parts that tiles read in their steps L2 has room for."""
         shared = self.shared_axes()
-        parts: Number = FITTED["l2_share"] * self.device.l2_bytes
+        parts: Number = float(self.device.l2_bytes)
         for axis, extent in zip(self.axes, self.extents, strict=True):
             parts = parts * extent if axis in shared else parts
-        return parts / sum(o.bytes for o in self.operands)
+        return parts / self.shared_bytes()
 
-    def dram_bytes(self, resident: Number, walked: Number | None = None) -> tuple[Number, Number]:
+    def dram_bytes(self, resident: Number, *, by_tile: bool = False) -> tuple[Number, Number]:
         """Return the bytes that come from DRAM, and those that go there.
 
-        ``walked``: steps of a tile, in the mean, where that is not a whole operand.
+        ``by_tile``: tiles have steps of their own, so what these read comes once
+        (``tile_steps.Refetched`` says what comes again).
         """
         kept = sum(o.bytes for o in self.operands) <= FITTED["l2_share"] * self.device.l2_bytes
         once = "dram" in self.without
@@ -267,12 +274,8 @@ class GridLaunch:
         total: dict[bool, Number] = {False: 0.0, True: 0.0}
         for o in self.operands:
             times: Number = 1.0
-            if not kept and not once:
+            if not (kept or once or (by_tile and o.looped)):
                 times = fetches(o, self.axes, self.extents, wave=wave, raster=self.raster)
-            if walked is not None and o.looped:
-                indexed = (e for a, e in zip(self.axes, self.extents, strict=True) if a in o.axes)
-                part = prod(indexed, start=walked * o.of_step) / o.bytes
-                times = np.maximum(times * np.minimum(part, 1.0), 1.0)
             moved, stored = o.bytes * times, o.name in self.outputs
             if not (stored or once or never(self.early)):
                 axes = zip(self.axes, self.extents, strict=True)

@@ -7,8 +7,10 @@ taken together), so clusters have different work; the *busiest* has the most ste
 among those of as many steps the most tiles.  The recursion follows its tiles, each with its steps.
 So the time is the makespan, as far as a CTA with more steps takes longer.
 
-CTAs that stay come *apart*: who has had long tiles is behind.  Tiles that read the same (heads of
-attention) are then done at different times, and L2 has to hold what all that are under way read.
+Tiles read the same *inputs* (heads of attention): some at once, others later, as who has had long
+tiles is behind.  L2 holds those used last, and an input that it no longer holds comes from DRAM
+again (P. Denning's working set: what is used within a time, and the time in which as much is used
+as there is room for).
 
 Over a space the steps depend on few decisions: there is a table for each *kind* of their values.
 
@@ -17,7 +19,8 @@ Over a space the steps depend on few decisions: there is a table for each *kind*
 >>> busiest(np.array([5, 4, 3, 2, 1]), 2, snake=True)
 (5, 2, 1)
 
-Source: ``docs/model.md``, section "Time".
+Source: ``docs/model.md``, section "Time"; P. Denning, "The working set model for program behavior",
+1968.
 """
 
 from __future__ import annotations
@@ -30,13 +33,13 @@ from typing import ClassVar
 import numpy as np
 
 from tinygpu.numbers import Change, Floats, Integers, Number
+from tinygpu.search.time.fitted import FITTED
 from tinygpu.term.expression import Apply, Constant, Expression, apply, value
 from tinygpu.term.program import Program, When, walk
 
-__all__ = ["Apart", "TileSteps", "busiest", "share_of_tiles", "steps_of_tiles"]
+__all__ = ["InUse", "Refetched", "TileSteps", "busiest", "share_of_tiles", "steps_of_tiles"]
 
 _MOST_TILES = 1 << 16
-_SAMPLES = 32
 _Axes = tuple[tuple[str, int, bool], ...]
 
 
@@ -67,8 +70,8 @@ class TileSteps:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Apart:
-    """How many times as much comes from DRAM as if CTAs stayed together; elementwise.
+class Refetched:
+    """How many times what steps read comes from DRAM, where once is enough; elementwise.
 
     It is a function of whether clusters stay, how many are at once, the kind, and how many of what
     tiles read in their steps L2 has room for.
@@ -78,43 +81,88 @@ class Apart:
     singly: ClassVar[bool] = True
 
     def __call__(self, *of: Number) -> Floats:
-        """Return the factor, at least 1."""
+        """Return the number, at least 1."""
         rows = np.stack(np.broadcast_arrays(*of), axis=-1).astype(np.float64)
         each, which = np.unique(rows.reshape(-1, 4), axis=0, return_inverse=True)
-        found = np.array(
-            [self._of(int(k), int(n), h) if s else 1.0 for s, n, k, h in each.tolist()]
-        )
+        found = np.array([self._of(bool(s), int(n), int(k), h) for s, n, k, h in each.tolist()])
         return found[which].reshape(rows.shape[:-1])
 
-    def _of(self, kind: int, at_once: int, held: float) -> float:
+    def _of(self, stays: bool, at_once: int, kind: int, held: float) -> float:
         own = self.own
-        together, far = _under_way(own.tables[kind], own.inputs[kind], at_once, snake=own.snake)
-        lost = min(max(1 - held / far, 0.0), 1.0)
-        return 1 + lost * (max(far / together, 1.0) - 1)
+        used = in_use(own.tables[kind], own.inputs[kind], at_once, stays=stays, snake=own.snake)
+        return used.fetched(held)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class InUse:
+    """Which of ``many`` inputs tiles use, and when, over a launch.
+
+    ``at_once``: how many are in use, in the mean.  ``unused``: each time an input is in nobody's
+    use, in shares of the launch, the shortest first; ``parts``: how much of it is read behind that,
+    0 after its last use.  ``every``: what all tiles read, each for itself, in inputs.
+    """
+
+    many: int
+    at_once: float
+    unused: Floats
+    parts: Floats
+    every: float
+
+    def fetched(self, held: float) -> float:
+        """Return how often each comes from DRAM if L2 has room for so many, those used last.
+
+        What is unused for less than a time is there; that time is such that as many are used in it
+        as there is room for, of which ``l2_held`` counts: the rest of what tiles read and write
+        goes through.  Where more are in use at once, a share of all that is read is lost.
+
+        >>> InUse(2, 1.0, np.array([0.2, 0.6]), np.array([1.0, 0.5]), 4.0).fetched(2.0)
+        1.25
+        """
+        shorter, more = np.cumsum(self.unused), np.arange(len(self.unused))[::-1]
+        room = FITTED["l2_held"] * held
+        there = self.at_once + shorter + more * self.unused <= room
+        again = self.parts[~there].sum()
+        lost = max(0.0, 1 - held / self.at_once)
+        return float(1 + (again + lost * max(self.every - self.many - again, 0.0)) / self.many)
 
 
 @lru_cache(512)
-def _under_way(
-    steps: Callable[[], Integers], inputs: Callable[[], Integers], at_once: int, *, snake: bool
-) -> tuple[float, float]:
-    """Return of how many inputs tiles are under way, in the mean over the launch.
+def in_use(
+    steps: Callable[[], Integers], inputs: Callable[[], Integers], at_once: int, *,
+    stays: bool, snake: bool,
+) -> InUse:  # fmt: skip
+    """Follow the tiles, whose steps take as long in all of them.
 
-    First where tiles begin in turn, as CTAs get free; then where each CTA has every n-th.
+    Clusters that do not stay begin the tiles in turn, as fast as all together end them.
     """
-    read = inputs()
+    taking, read = steps() + 1, inputs()
     width = max(1, min(at_once, len(read)))
-    each = in_rounds(steps() + 1, width, snake=snake)
-    ends = np.where(each > 0, each, 0).cumsum(0)
-    times = np.linspace(0, ends[-1].min(), _SAMPLES, endpoint=False)[:, None, None]
-    now = in_rounds(read, width, snake=snake)[(ends <= times).sum(1), np.arange(width)]
-    first = np.arange(_SAMPLES)[:, None] * (len(read) - width) // _SAMPLES
-    return _distinct(read[first + np.arange(width)]), _distinct(now)
-
-
-def _distinct(numbers: Integers) -> float:
-    """Return how many different numbers a row has, in the mean."""
-    ordered = np.sort(numbers, axis=1)
-    return 1 + float((ordered[:, 1:] != ordered[:, :-1]).sum(1).mean())
+    if stays:
+        rounds = in_rounds(taking, width, snake=snake)
+        there = rounds > 0
+        ends, taking = np.where(there, rounds, 0).cumsum(0)[there], rounds[there]
+        read = in_rounds(read, width, snake=snake)[there]
+    else:
+        ends = (np.cumsum(taking) - taking) / width + taking
+    order = np.lexsort((ends - taking, read))
+    ends, taking, read = ends[order], taking[order], read[order]
+    begins, whole = ends - taking, float(ends.max())
+    first = np.append(True, read[1:] != read[:-1])
+    last = np.append(first[1:], True)
+    far = np.cumsum(first) * 2 * whole  # so that each input's tiles come after those of another
+    until = np.maximum.accumulate(ends + far) - far
+    unused = np.where(first, 0.0, begins - np.append(0.0, until[:-1]))
+    parts, idle = (taking - 1) / max(1, int(taking.max()) - 1), unused > 0
+    in_use = until[last] - begins[first]
+    all_unused = np.append(unused[idle], whole - until[last]) / whole
+    shortest = np.argsort(all_unused, kind="stable")
+    return InUse(
+        int(first.sum()),
+        float(in_use.sum() - unused[idle].sum()) / whole,
+        all_unused[shortest],
+        np.append(parts[idle], np.zeros(int(last.sum())))[shortest],
+        float(parts.sum()),
+    )
 
 
 def in_rounds(steps: Integers, width: int, *, snake: bool = False) -> Integers:

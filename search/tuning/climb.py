@@ -49,7 +49,7 @@ _PEERS, _BEST_PEERS = 8, 2
 
 _FINAL_SECONDS, _FINAL_SHARE = 6.0, 0.4
 """What of a deadline is kept for the final, at most, and as a share of what is left."""
-_LATE_SECONDS = 4.0
+_LATE_SECONDS = 15.0
 """What the model's first gets where the time was over before anything was measured."""
 _FINAL_TIMES, _FINAL_LEAST = 1.2, 0.5
 """What is kept for it once a batch was timed: so often as long as that took, and seconds more."""
@@ -159,8 +159,10 @@ def climb(
         if client is not None
         else Campaign(problem, store=store, options=options, crew=crew)
     ) as campaign:
+        beside = [name for module in peers for name in campaign.peers(module)[:most_peers]]
+        campaign.draw()
         search = _Climb(campaign, spaces, first, effort, tell, until)
-        search.beside = [name for module in peers for name in campaign.peers(module)[:most_peers]]
+        search.beside = beside
         return search.run(peers)
 
 
@@ -198,9 +200,14 @@ class _Climb:
         self.spaces = {space.machine.name: space for space in spaces}
         asking = _ASSEMBLING_SHARE * min(self.until.left(), effort.seconds)
         self.first = list(first)
+        self.near = {n: Neighbourhood(space, self.until) for n, space in self.spaces.items()}
+        self.beside_it = ThreadPoolExecutor(1)  # what ptxas is asked meanwhile takes as long
+        self.looked: dict[Schedule, Future[list[Candidate]]] = {
+            one.schedule: self.beside_it.submit(self.near[one.schedule.machine], one.schedule)
+            for one in first[:1]
+        }
         if asking >= _LEAST_ASSEMBLING:
             self.first = self.by_code(first, self.until.sooner(asking))
-        self.near = {n: Neighbourhood(space, self.until) for n, space in self.spaces.items()}
         self.first = self.crossed(self.first)
         self.predicted = {c.schedule: c.predicted_seconds for c in (*first, *self.first)}
         self.evaluated: dict[Schedule, Measurement] = {}
@@ -208,7 +215,6 @@ class _Climb:
         self.peers: list[Measurement] = []
         self.budget = whole
         self.stopped = False
-        self.looked: dict[Schedule, Future[list[Candidate]]] = {}
 
     def run(self, modules: Sequence[str]) -> Tuned:
         """Walk as the strategy wants, and compare the fastest."""
@@ -224,11 +230,8 @@ class _Climb:
             min(cores(), _MOST_AT_ONCE),
         )  # fmt: skip
         steps = STRATEGIES[self.effort.strategy](domain, np.random.default_rng(self.effort.seed))
-        beside = ThreadPoolExecutor(1)  # what the GPU measures first takes as long
-        for one in self.first[:1]:
-            self.looked[one.schedule] = beside.submit(self.near[one.schedule.machine], one.schedule)
         seconds = walk(steps, self.evaluate, go_on=self.go_on)
-        beside.shutdown(wait=False, cancel_futures=True)
+        self.beside_it.shutdown(wait=False, cancel_futures=True)
         if self.first and not self.evaluated:  # CUDA began late: the model's first all the same
             self.whole = self.until = Deadline.within(_LATE_SECONDS, self.whole.clock)
             alone = [self.first[0].schedule]
@@ -251,6 +254,7 @@ class _Climb:
         Of a machine without such decisions nothing is added, and nothing reordered.
         """
         more = []
+        wait(self.looked.values())  # one looks at a time
         for name, near in self.near.items():
             mine = [one.schedule for one in first if one.schedule.machine == name]
             more += near.crossed(mine[0], mine[1:_CROSSED]) if mine else []
@@ -270,13 +274,15 @@ class _Climb:
         from tinygpu.search.time.launch import Assembled, takes_tiles
 
         problem = self.campaign.problem
-        programs = self.programs([one.schedule for one in first])
-        asked = {s: program for s, program in programs.items() if not takes_tiles(program)}
-        device = {s: self.spaces[s.machine].device for s in programs}
+        one_each = {one.schedule.machine: one.schedule for one in first}
+        of_tiles = {s.machine for s, p in self.programs([*one_each.values()]).items()
+                    if takes_tiles(p)}  # fmt: skip
+        asked = self.programs([c.schedule for c in first if c.schedule.machine not in of_tiles])
+        device = {s: self.spaces[s.machine].device for s in asked}
         wanted = [(program, device[s].arch, problem.sizes) for s, program in asked.items()]
         codes = self.campaign.crew.builders.codes(wanted, until)
         seconds = {one.schedule: one.predicted_seconds for one in first}
-        known = set(programs) - set(asked)
+        known = {one.schedule for one in first} - set(asked)
         for (schedule, program), code in zip(asked.items(), codes, strict=False):
             known.add(schedule)
             seconds[schedule] = math.inf  # if ptxas does not take it

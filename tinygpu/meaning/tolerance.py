@@ -38,11 +38,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 
 import numpy as np
 
-from tinygpu.isa.algebra import FLOATS
 from tinygpu.isa.memory import DTYPES
 from tinygpu.numbers import Array, Floats
 from tinygpu.term.operation import Operation
@@ -142,28 +140,26 @@ def ratio_of(
 
 
 def between(
-    operation: Operation, inputs: Mapping[str, Array], scalars: Mapping[str, float]
+    operation: Operation,
+    inputs: Mapping[str, Array],
+    scalars: Mapping[str, float],
+    reference: Mapping[str, Array] | None = None,
 ) -> dict[str, Floats]:
     """Return T: how far roundings between stages move each output, by the unit roundoff.
 
-    The operation is evaluated anew with each sum of what earlier reductions made off by a little of
-    its root sum of squares.  The arrays are NumPy's, or all CuPy's.  A sum that a later reduction
-    reads is left as it is; of 8-bit inputs what it is off by is added.  Empty where there is no
-    such sum.
+    Each sum of what earlier reductions made is off by a little of its root sum of squares.  The
+    arrays are NumPy's, or all CuPy's.  A sum that a later reduction reads is left as it is; of
+    8-bit inputs what it is off by is added.  Empty where there is no such sum.  ``reference`` is
+    the operation's, if it is known with its ``loose`` sums.
     """
-    loose = _loose(operation)
-    if not loose:
+    if not loose(operation):
         return {}
-    algebra = replace(FLOATS, exact=True)  # no S is asked for
-    right, *off = (
-        operation.reference(inputs, scalars, algebra, moved)
-        for moved in ({}, *({one: _STEP} for one in loose))
-    )
-    found: dict[str, Floats] = {}
+    if reference is None:
+        reference = operation.reference(inputs, scalars, loose=loose(operation))
+    found = {}
     for name in (o.name for o in operation.outputs):
-        with np.errstate(all="ignore"):
-            moved = sum((np.abs(x[name] - right[name]) for x in off), start=0.0 * right[name])
-        found[name] = np.where(np.isfinite(moved), moved / _STEP, 0.0)
+        moved = reference[f"T of {name}"]
+        found[name] = np.where(np.isfinite(moved), moved, 0.0)
     if coarse := _coarse(operation):
         noise = operation.reference(inputs, scalars, independent=(_SHORT, _floor(operation)))
         for name in found:
@@ -171,7 +167,7 @@ def between(
     return found
 
 
-def _loose(operation: Operation) -> list[str]:
+def loose(operation: Operation) -> list[str]:
     """Return the sums of what earlier reductions made that no reduction reads."""
     made = {r.name for r in operation.reductions}
     read = {name for r in operation.reductions for name in r.expression.names()}
@@ -194,10 +190,7 @@ def _floor(operation: Operation) -> float:
 def _coarse(operation: Operation) -> float:
     """Return the unit roundoff of 8-bit inputs whose sums others are made of; 0 without such."""
     narrow = [DTYPES[o.dtype] for o in operation.inputs if DTYPES[o.dtype].bytes == 1]
-    return max(t.roundoff for t in narrow) if narrow and _loose(operation) else 0.0
-
-
-_STEP = 2.0**-20  # small, but far above the rounding of float64
+    return max(t.roundoff for t in narrow) if narrow and loose(operation) else 0.0
 
 
 def usual_roundoff(operation: Operation) -> float:

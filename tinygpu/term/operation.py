@@ -41,7 +41,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from itertools import combinations, product
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -200,6 +199,8 @@ _BLOCK = 2**20
 """Elements of an array that ``reference`` makes on the way, if axes can be cut; 8 MiB."""
 _LAUNCHED_BLOCK = 2**24
 """The same on a GPU, where each step of a block is a launch; 128 MiB."""
+_STEP = 2.0**-20
+"""What a loose sum is taken off by: small, but far above the rounding of float64."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -549,8 +550,8 @@ class Operation:
         inputs: Mapping[str, Array],
         scalars: Mapping[str, float] | None = None,
         algebra: Algebra = FLOATS,
-        off: Mapping[str, float] = MappingProxyType({}),
         *,
+        loose: Sequence[str] = (),
         independent: tuple[float, float] | None = None,
     ) -> dict[str, Floats]:
         """Compute in float64; returns the outputs and, of each, what errors are relative to.
@@ -559,7 +560,8 @@ class Operation:
         way by u moves an element by at most u S (``Expression.rounded``).  For a matmul it is
         |A||B|.  CuPy arrays are computed where they are, and give CuPy arrays.  In an exact algebra
         there are no errors, and S is 0.
-        ``off``: sums that are taken off by a multiple of their root sum of squares, by name.
+        ``loose``, sums that no reduction reads: under "T of c" is how far output c moves, by the
+        unit, if each of them is off by a unit of its root sum of squares.
         ``independent``, a unit u and a floor: S of roundings that have signs of their own: a sum is
         off by the root of the sum of squares of what its terms are off by; a contraction of K
         products by that, and by sqrt(K) of the root sum of squares of the products.  A factor that
@@ -568,10 +570,10 @@ class Operation:
         if self.groups:
             if independent:
                 raise self._error("errors by groups are not independent; leave it out")
-            return self._of_groups(self.groups, inputs, scalars, algebra, off)
+            return self._of_groups(self.groups, inputs, scalars, algebra, loose)
         if self.pages:
             whole, inputs = self._gathered(self.pages, inputs)
-            return whole.reference(inputs, scalars, algebra, off)
+            return whole.reference(inputs, scalars, algebra, loose=loose, independent=independent)
         if self.lengths and self.lengths.name not in inputs:
             raise self._error(f"no input {self.lengths.name}; give the rows' lengths")
         exact = {n: x.astype(np.float64) for n, x in inputs.items()}
@@ -588,10 +590,11 @@ class Operation:
             }
             with np.errstate(all="ignore"):  # as the hardware: infinities are numbers
                 numbers = {**sizes, **(scalars or {})}
-                parts = self._of_block(here, block, points, numbers, algebra, off, independent)
-            for output, pair in zip(self.outputs, parts, strict=True):
+                parts = self._of_block(here, block, points, numbers, algebra, loose, independent)
+            for output, of in zip(self.outputs, parts, strict=True):
                 at = tuple(slice(*block[a]) for a in output.axes)
-                for name, part in zip((output.name, f"scale of {output.name}"), pair, strict=True):
+                c = output.name
+                for name, part in zip((c, f"scale of {c}", f"T of {c}"), of, strict=False):
                     if name not in found:
                         shape = self.shapes(sizes)[output.name]
                         found[name] = np.empty_like(here[self.inputs[0].name], shape=shape)
@@ -617,7 +620,7 @@ class Operation:
         inputs: Mapping[str, Array],
         scalars: Mapping[str, float] | None,
         algebra: Algebra,
-        off: Mapping[str, float],
+        loose: Sequence[str],
     ) -> dict[str, Floats]:
         """Compute group by group: of each its rows, and what has the axis of groups at it."""
         if groups.ends not in inputs:
@@ -638,8 +641,8 @@ class Operation:
                     else slice(None) for a in o.axes)]
                 for o in self.inputs
             }  # fmt: skip
-            for name, part in plain.reference(here, scalars, algebra, off).items():
-                output = self.operand(name.removeprefix("scale of "))
+            for name, part in plain.reference(here, scalars, algebra, loose=loose).items():
+                output = self.operand(name.rpartition(" ")[2])
                 if name not in found:
                     found[name] = np.empty_like(part, shape=self.shapes(sizes)[output.name])
                 at = (slice(start, end) if a == groups.rows else slice(None) for a in output.axes)
@@ -677,10 +680,10 @@ class Operation:
         points: Sequence[frozenset[str] | None],
         numbers: Mapping[str, float],
         algebra: Algebra,
-        off: Mapping[str, float],
+        loose: Sequence[str],
         independent: tuple[float, float] | None,
-    ) -> list[tuple[Number, Number]]:
-        """Return a block of each output, and its S.
+    ) -> list[tuple[Number, ...]]:
+        """Return a block of each output, its S, and T if sums are loose.
 
         ``points``: the axes of each reduction's points, None if it is contracted; ``numbers``:
         sizes and scalars.
@@ -692,6 +695,7 @@ class Operation:
             whole = np.asarray(inputs[o.name], like=inputs[self.inputs[0].name]).astype(np.int64)
             values[o.name] = self._spread(o.axes, whole)
         like, errors = inputs[self.inputs[0].name], dict[str, Number]()
+        squares = dict[str, Number]()
         for axis in self.axes:
             values[str(Index(axis))] = self._spread((axis,), np.arange(*block[axis], like=like))
 
@@ -706,9 +710,8 @@ class Operation:
             if spans is None:
                 pairs = [at(factor) for factor in r.factors]
                 values[r.name] = _contracted([x for x, _ in pairs], over, algebra)
-                if r.name in off:
-                    squares = _contracted([x * x for x, _ in pairs], over, algebra)
-                    values[r.name] = values[r.name] + off[r.name] * np.sqrt(squares)
+                if r.name in loose:
+                    squares[r.name] = _contracted([x * x for x, _ in pairs], over, algebra)
                 if not algebra.exact and independent:
                     unit, floor = independent
                     pairs = [
@@ -733,17 +736,24 @@ class Operation:
             )
             if rounds and independent:
                 errors[r.name] = np.sqrt(errors[r.name])
-            if r.name in off:
-                squares = algebra.total("add", np.broadcast_to(point * point, shape), over)
-                values[r.name] = values[r.name] + off[r.name] * np.sqrt(squares)
+            if r.name in loose:
+                whole = np.broadcast_to(point * point, shape)
+                squares[r.name] = algebra.total("add", whole, over)
         found = []
         for output, epilogue in self.results:
             gone = tuple(i for i, a in enumerate(self.axes) if a not in output.axes)
-            ends: tuple[Any, Any] = at(epilogue)  # of CuPy, too
-            result, scale = (
-                x.squeeze(axis=gone) if np.ndim(x) == len(self.axes) else x for x in ends
+            ends: tuple[Any, ...] = at(epilogue)  # of CuPy, too
+            if loose:
+                moved: Number = 0.0 * ends[0]
+                for name in squares:
+                    off = values[name] + _STEP * np.sqrt(squares[name])
+                    moved = moved + np.abs(
+                        epilogue.evaluate({**values, name: off}, algebra) - ends[0]
+                    )
+                ends = *ends, moved / _STEP
+            found.append(
+                tuple(x.squeeze(axis=gone) if np.ndim(x) == len(self.axes) else x for x in ends)
             )
-            found.append((result, scale))
         return found
 
     def _spread(self, axes: tuple[str, ...], array: Array) -> Array:
