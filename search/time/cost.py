@@ -326,7 +326,7 @@ def _of_steps(f: Features, place: Placed) -> Breakdown:
     units_of = (*OF_TILES, *OF_ARITHMETIC) if clocked(f.agents) else OF_TILES
     parts = {unit: alone(unit, f.agents) for unit in units_of}
     units, fill = reduce(np.maximum, parts.values()), alone("fill", timed)
-    longest = np.maximum(units, fill)
+    longest = np.maximum(blend(list(parts.values()), FITTED["units_power"]), fill)
     after = reduce(np.maximum, (span_cycles(a.after) / a.step for a in f.agents))
     parts["epilogue"] = waves * after / device.clock_hz
     hidden = "path" in launch.without

@@ -106,6 +106,8 @@ FITTED: Mapping[str, float] = {
     "registers": 40.0,
     # how sharply one bound takes over from another
     "tile_power": 10.4,
+    # how sharply one unit of an SM takes over from another
+    "units_power": 7.0,
     # the share of DRAM's peak that loads reach
     "tma_dram_share": 1.0,
     # what a byte that TMA writes takes of that port, over one that wgmma reads
