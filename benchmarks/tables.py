@@ -25,6 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.attention_cycles import CASES
 from benchmarks.peers import FOLDER
 from tinygpu.cli.console import time_text
 from tinygpu.cli.shapes import LAYERS
@@ -898,17 +899,16 @@ def _cycles(*, orders: bool) -> str:
         lines = ["".join(told[i::down]) + "|" for i in range(down)]
         head = ["| order | cycles " * _ACROSS + "|", "| --- | ---: " * _ACROSS + "|"]
         return "\n".join([*head, *lines])
-    theirs = {row["case"]: row["cycles"] for row in every if row["name"] == "FlashAttention-3"}
-    columns = ("case", "schedule", "#M cycles", "#FA3's / ours", "#tensor cores", "#L2", "#DRAM")
+    cases = list(dict.fromkeys(row["case"] for row in every))
+    cycles = {(row["name"], row["case"]): row["cycles"] for row in every}
+    named = [CASES[case] for case in cases]
+    columns = ("M cycles", *(
+        f"#{one.m}, d {one.d}, {'causal' if one.causal else 'no mask'}" for one in named
+    ))  # fmt: skip
     rows = [
-        (
-            row["case"], row["name"], f"{row['cycles'] / 1e6:.3f}",
-            _ratio(theirs[row["case"]], row["cycles"]),
-            f"{row['tensor_percent']:.1f} %", f"{row['l2_bytes'] / 1e9:.1f} GB",
-            f"{row['dram_bytes'] / 1e9:.2f} GB",
-        )
-        for row in every
-    ]  # fmt: skip
+        (name, *(f"{c / 1e6:.3f}" if (c := cycles.get((name, case))) else "" for case in cases))
+        for name in dict.fromkeys(row["name"] for row in every)
+    ]
     return f"{_markdown(columns, rows)}\n\n{_card_of(path, tree)}"
 
 

@@ -5,8 +5,9 @@ among the others the launch's (``launch.py``).  Here both become seconds:
 
 - *units*: the busiest SM keeps each unit busy for a known number of cycles.
 - *path*: as many CTAs as fit walk their paths side by side, round after round.  What agents do to
-  each other in a unit the recursion follows where it follows steps; then the units and the path
-  are one bound, the longest of them.  Where it does not, units overlap, but not perfectly.
+  each other in a unit the recursion follows where it follows steps; then the units, which hinder
+  one another where several are nearly full, and the path are one bound, the longer of them.  Where
+  it does not, units overlap, but not perfectly.
 - *loads of tiles* land as fast as the slowest of the way into the SM (all that lands), the SM's
   part of L2's rate (what this CTA asks for: multicast asks once) and its part of DRAM's; for other
   loads L2 is a bound of its own.
@@ -16,8 +17,8 @@ among the others the launch's (``launch.py``).  Here both become seconds:
   clusters takes longer (``late``).
 - *power* goes with the clock to 1 / g (``power_share`` g = 0.5), and the clock falls until the cap
   is met: with c seconds at the highest clock, in which energy for p seconds is used, it takes
-  c^(1 - g) max(c, p)^g.  Energy is that of tensor cores and of what L2 and DRAM send; tensor cores
-  alone, without a pause, meet the cap at ``tensor_clock_hz``.
+  c^(1 - g) max(c, p)^g.  Energy is that of every cycle, of tensor cores and of what L2 and DRAM
+  send; tensor cores alone, without a pause, meet the cap at ``tensor_clock_hz``.
 - a *call* is all its launches: the one that clears the output before reds is timed with it.
 
 Bounds are blended: (sum x^p)^(1/p) is monotone in each, so that a lower bound of the parts is one
@@ -359,7 +360,7 @@ def _of_steps(f: Features, place: Placed) -> Breakdown:
 def _energy(f: Features, place: Placed) -> tuple[Number, float]:
     """Return the seconds in which the power cap lets the energy through, at the highest clock.
 
-    Tensor cores alone need so much that their clock falls to ``tensor_clock_hz``; DRAM at its rate
+    That is of what is done; and, of each second, of what goes on anyway.  Tensor cores alone need so much that their clock falls to ``tensor_clock_hz``; DRAM at its rate
     alone would need ``dram_power`` of the cap.
     """
     device, share = f.launch.device, FITTED["power_share"]
