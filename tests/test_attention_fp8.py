@@ -510,7 +510,7 @@ def test_products_take_half_the_time_and_exponentials_the_same() -> None:
         cost(Attention().program(attention(dtype), Chosen(STARTS["fa2"])), here, DEVICE)
         for dtype in ("e4m3", "bf16")
     )
-    assert 1.3 < wide.seconds / narrow.seconds < 1.95
+    assert 1.2 < wide.seconds / narrow.seconds < 1.95
     busy = [{unit: float(t) for unit, t in one.parts.items()} for one in (narrow, wide)]
     assert busy[0]["sfu"] == pytest.approx(busy[1]["sfu"])
     assert busy[0]["tensor"] == pytest.approx(busy[1]["tensor"] / 2, rel=0.01)

@@ -5,9 +5,8 @@ among the others the launch's (``launch.py``).  Here both become seconds:
 
 - *units*: the busiest SM keeps each unit busy for a known number of cycles.
 - *path*: as many CTAs as fit walk their paths side by side, round after round.  What agents do to
-  each other in a unit the recursion follows where it follows steps; then the units, which hinder
-  one another where several are nearly full, and the path are one bound, the longer of them.  Where
-  it does not, units overlap, but not perfectly.
+  each other in a unit the recursion follows where it follows steps; then the units and the path
+  are one bound, the longest of them.  Where it does not, units overlap, but not perfectly.
 - *loads of tiles* land as fast as the slowest of the way into the SM (all that lands), the SM's
   part of L2's rate (what this CTA asks for: multicast asks once) and its part of DRAM's; for other
   loads L2 is a bound of its own.
@@ -327,7 +326,7 @@ def _of_steps(f: Features, place: Placed) -> Breakdown:
     units_of = (*OF_TILES, *OF_ARITHMETIC) if clocked(f.agents) else OF_TILES
     parts = {unit: alone(unit, f.agents) for unit in units_of}
     units, fill = reduce(np.maximum, parts.values()), alone("fill", timed)
-    longest = np.maximum(blend(list(parts.values()), FITTED["units_power"]), fill)
+    longest = np.maximum(units, fill)
     after = reduce(np.maximum, (span_cycles(a.after) / a.step for a in f.agents))
     parts["epilogue"] = waves * after / device.clock_hz
     hidden = "path" in launch.without
@@ -360,8 +359,9 @@ def _of_steps(f: Features, place: Placed) -> Breakdown:
 def _energy(f: Features, place: Placed) -> tuple[Number, float]:
     """Return the seconds in which the power cap lets the energy through, at the highest clock.
 
-    That is of what is done; and, of each second, of what goes on anyway.  Tensor cores alone need so much that their clock falls to ``tensor_clock_hz``; DRAM at its rate
-    alone would need ``dram_power`` of the cap.
+    That is of what is done; and, of each second, of what goes on anyway.  Tensor cores alone need
+    so much that their clock falls to ``tensor_clock_hz``; DRAM at its rate alone would need
+    ``dram_power`` of the cap.
     """
     device, share = f.launch.device, FITTED["power_share"]
     cycles = place.tiles * f.launch.cluster * _work(f.agents, f.steps, "tensor")
