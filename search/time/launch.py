@@ -54,16 +54,12 @@ SPILL_BYTES = 16  # fitted: of a spilled register's stores and loads
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """An array in global memory: its bytes, the grid axes that index it, if a loop walks it.
-
-    ``of_step``: the bytes of it that a cluster asks for in a step, or once, if no loop walks it.
-    """
+    """An array in global memory: its bytes, the grid axes that index it, if a loop walks it."""
 
     name: str
     bytes: float
     axes: frozenset[str]
     looped: bool
-    of_step: Number = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +151,6 @@ class GridLaunch:
             allotted=low(self.allotted),
             columns=low(self.columns),
             ctas_wanted=(low(self.ctas_wanted[0]), high(self.ctas_wanted[1])),
-            operands=tuple(replace(o, of_step=low(o.of_step)) for o in self.operands),
         )
 
     def tiles(self) -> Number:
@@ -315,7 +310,6 @@ def operands_of(program: Program, values: Mapping[str, int]) -> tuple[Fetched, .
     """Return the arrays that a program touches, at these sizes and parameters."""
     found: dict[str, Fetched] = {}
     grid = {axis.var for axis in program.grid}
-    ctas = prod(extent for _, extent in program.cluster)
     for statement, around in walk(program):
         if not isinstance(statement, Do):
             continue
@@ -329,9 +323,8 @@ def operands_of(program: Program, values: Mapping[str, int]) -> tuple[Fetched, .
                 if FIRST in names and GROUP in program.tile_values:  # rows of a slot
                     names |= {*program.tile_values[GROUP].names()}
                 looped = any(isinstance(outer, For) for outer in around)
-                many = prod(statement.values, start=ctas * buffer.type.bytes)
                 axes = frozenset(names & grid)
-                found[buffer.name] = Fetched(buffer.name, size, axes, looped, many)
+                found[buffer.name] = Fetched(buffer.name, size, axes, looped)
     return tuple(found.values())
 
 
