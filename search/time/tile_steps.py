@@ -153,12 +153,12 @@ def in_use(
     until = np.maximum.accumulate(ends + far) - far
     unused = np.where(first, 0.0, begins - np.append(0.0, until[:-1]))
     parts, idle = (taking - 1) / max(1, int(taking.max()) - 1), unused > 0
-    in_use = until[last] - begins[first]
+    around = until[last] - begins[first]  # from first to last use
     all_unused = np.append(unused[idle], whole - until[last]) / whole
     shortest = np.argsort(all_unused, kind="stable")
     return InUse(
         int(first.sum()),
-        float(in_use.sum() - unused[idle].sum()) / whole,
+        float(around.sum() - unused[idle].sum()) / whole,
         all_unused[shortest],
         np.append(parts[idle], np.zeros(int(last.sum())))[shortest],
         float(parts.sum()),
