@@ -51,7 +51,7 @@ class Pretended:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def begin(self, limit_seconds: float) -> None:
+    def begin(self, limit_seconds: float, request: Any = None) -> None:
         pass
 
     def ask(self, request: Any, limit_seconds: float) -> dict[str, Any]:
