@@ -232,7 +232,7 @@ class _Climb:
         steps = STRATEGIES[self.effort.strategy](domain, np.random.default_rng(self.effort.seed))
         seconds = walk(steps, self.evaluate, go_on=self.go_on)
         self.beside_it.shutdown(wait=False, cancel_futures=True)
-        if self.first and not self.evaluated:  # CUDA began late: the model's first all the same
+        if self.first and not self.evaluated:  # CUDA began late: the model's first alone
             self.whole = self.until = Deadline.within(_LATE_SECONDS, self.whole.clock)
             alone = [self.first[0].schedule]
             seconds = dict(zip(alone, self.evaluate(alone), strict=True))
