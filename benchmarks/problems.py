@@ -37,6 +37,8 @@ SEED = 221126
 LAYOUTS = ("nn", "nt", "tn", "tt")
 DEVICES = ("h200", "b200", "a100", "rtx3060")
 EXPRESSIONS = ("a*x + b", "max(x*w, z)", "x*rsqrt(y0 + z*z)", "x / (1.0 + ex2(w))", "x")
+ATTENTIONS = ("{} causal", "{} pages=64", "e4m3", "e4m3 causal scales", "{} causal lengths")
+"""Attentions beside the one without a mask; a type is put in."""
 REDUCED = {
     "moment": ("x*x", "x*rcp(acc)"),
     "centred": ("x", "a*(x - acc/j)"),
@@ -77,7 +79,10 @@ def operation_of(text: str) -> Operation:
         case "elementwise":
             return elementwise(" ".join(words), dtype=dtype)
         case "attention":
-            return attention(dtype, mask=" ".join(words) or "none")
+            flags = {word: True for word in words if word in ("lengths", "scales")}
+            pages = sum(int(word[6:]) for word in words if word.startswith("pages="))
+            masks = [w for w in words if w not in flags and not w.startswith("pages=")]
+            return attention(dtype, mask=" ".join(masks) or "none", pages=pages, **flags)
         case "reduce":
             combine, epilogue = map(parse, REDUCED[words[0]])
             arrays = [Operand("x", ("i", "j"), dtype), Operand("w", ("j",), dtype)]
@@ -128,7 +133,7 @@ def random_operation(
         return f"elementwise {it.dtypes[turn % len(it.dtypes)]} {EXPRESSIONS[which]}"
     if "matmul" not in it.operations:
         ends = [f"{name} {{}}" for name in it.operations if name != "reduce"]
-        ends += [f"{name} {{}} causal" for name in it.operations if name == "attention"]
+        ends += [f"attention {more}" for more in ATTENTIONS if _does(it, f"attention {more}")]
         ends += [f"reduce {{}} {name}" for name in REDUCED if "reduce" in it.operations]
         turn, which = divmod(number, len(ends))
         types = it.dtypes or tuple(it.outputs)
@@ -148,6 +153,15 @@ def random_operation(
         return " ".join([*plain, *words])
 
 
+def _does(machine: Machine, text: str) -> bool:
+    """Return whether a machine does an operation, of its first type where the name leaves it."""
+    try:
+        machine.check(operation_of(text.format(machine.dtypes[0] if machine.dtypes else "bf16")))
+    except OperationError:
+        return False
+    return True
+
+
 def random_sizes(operation: Operation, rng: np.random.Generator, *, long: bool) -> dict[str, int]:
     """Draw sizes: even, ragged or of a few elements; what is contiguous is often whole 16 B.
 
@@ -162,4 +176,6 @@ def random_sizes(operation: Operation, rng: np.random.Generator, *, long: bool) 
         step = one(rng, (whole, whole, 64, 256)) if axis not in few else 1
         drawn = int(np.exp(rng.uniform(0.0, np.log(4 if axis in few else most))))
         sizes[axis] = max(1, drawn // step) * step
+    if operation.pages:
+        sizes["n"] += -sizes["n"] % operation.pages.size
     return sizes
