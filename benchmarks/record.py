@@ -78,19 +78,19 @@ TRIES = 24
 """How many structures are drawn for an operation before the next one is taken."""
 COUNTS: Mapping[str, Mapping[str, int]] = {
     "ptx": {"simt": 100, "ampere": 80, "hopper": 96, "blackwell": 70, "elementwise": 30,
-            "rows": 30, "attention": 20, "ampere_attention": 6, "hopper_split": 6,
+            "rows": 30, "attention": 12, "ampere_attention": 6, "hopper_split": 6,
             "hopper_rmsnorm": 4},
     "times": {"simt": 500, "ampere": 400, "hopper": 492, "blackwell": 420, "elementwise": 80,
-              "rows": 120, "attention": 48, "ampere_attention": 12, "hopper_split": 12,
+              "rows": 120, "attention": 28, "ampere_attention": 12, "hopper_split": 12,
               "hopper_rmsnorm": 6},
     "counts": {"simt": 40, "ampere": 24, "hopper": 60, "blackwell": 40, "elementwise": 20,
-               "rows": 30, "attention": 22},
+               "rows": 30, "attention": 18},
     "nodes": {"simt": 24, "ampere": 16, "hopper": 14, "blackwell": 8, "elementwise": 12,
               "rows": 24},
     "meanings": {"simt": 14, "ampere": 14, "hopper": 16, "blackwell": 14, "elementwise": 6,
                  "rows": 8},
     "texts": {"simt": 60, "ampere": 40, "hopper": 60, "blackwell": 40, "elementwise": 12,
-              "rows": 24, "attention": 16},
+              "rows": 24, "attention": 8},
 }  # fmt: skip
 """How many schedules, or spaces, there are of each machine."""
 LOTS: Mapping[str, Callable[[], Mapping[str, Callable[[], Words]]]] = {

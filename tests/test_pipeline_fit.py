@@ -117,10 +117,10 @@ def test_rows_outside_cost_time() -> None:
 
 def test_the_power_cap_slows_all_cycles() -> None:
     """Large products wait for the cap, in part; small ones and those that wait for DRAM hardly."""
-    low = 0.9 * H200.tensor_clock_hz
+    low, lower = (share * H200.tensor_clock_hz for share in (0.9, 0.8))
     big, few = (8192, 8192, 8192), (16, 4096, 4096)
-    slower = seconds(term("cluster"), *big, tensor_clock_hz=low) / seconds(term("cluster"), *big)
-    assert 1.05 < slower < 1 / 0.9  # not by all: what DRAM and L2 send takes of the cap, too
+    slower = seconds(term("cluster"), *big, tensor_clock_hz=lower) / seconds(term("cluster"), *big)
+    assert 1.1 < slower < 1 / 0.8  # not by all: what DRAM and L2 send takes of the cap, too
     turned = term("swapped")
     assert seconds(turned, *few, tensor_clock_hz=low) < 1.01 * seconds(turned, *few)
 

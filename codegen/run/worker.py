@@ -25,7 +25,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from threading import Thread, current_thread
-from types import MappingProxyType
 from typing import Any
 
 from tinygpu.errors import LaunchError, TinyGpuError, out_of_memory
@@ -34,7 +33,7 @@ __all__ = ["Worker", "lost", "serve"]
 
 Answer = dict[str, Any]
 _TAIL_BYTES, _START_SECONDS = 4096, 120.0
-_HELLO: Mapping[str, Any] = MappingProxyType({"do": "hello"})
+_HELLO = {"do": "hello"}
 _HANGS = "it hangs"
 _DIED = "its process died"
 _NONSENSE = "its worker's answer is no JSON"
@@ -53,7 +52,7 @@ class Worker(AbstractContextManager["Worker"]):
         self._complaints = -1
         self._rest = b""
 
-    def begin(self, limit_seconds: float, request: Mapping[str, Any] = _HELLO) -> None:
+    def begin(self, limit_seconds: float, request: Mapping[str, object] = _HELLO) -> None:
         """Ask beside what the caller does next, who needs no answer; the next request waits."""
         self._beginning = Thread(target=self.ask, args=(request, limit_seconds), daemon=True)
         self._beginning.start()
@@ -79,7 +78,7 @@ class Worker(AbstractContextManager["Worker"]):
     ) -> Answer:
         assert process.stdin is not None
         try:
-            process.stdin.write(json.dumps(dict(request)).encode() + b"\n")
+            process.stdin.write(json.dumps(request).encode() + b"\n")
             process.stdin.flush()
             answer = self._answer(process, limit_seconds)
         except TimeoutError:

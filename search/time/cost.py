@@ -216,7 +216,8 @@ class Placed:
         tiles, spread, fits = launch.tiles(), launch.spread(), launch.resident()
         ceil = (lambda x: x) if "tail" in launch.without else np.ceil
         busiest = ceil(tiles / spread)
-        from_dram, stored = launch.dram_bytes(fits, by_tile=f.own is not None)
+        by_tile = f.own is not None and launch.shared_axes() < {*launch.axes}
+        from_dram, stored = launch.dram_bytes(fits, by_tile=by_tile)
         if not f.stepped:  # a round takes as long, full or not
             rounds = ceil(np.maximum(busiest / fits, 1.0))
             of_all = launch.l2_bytes()
@@ -230,7 +231,7 @@ class Placed:
         of_tile = _asked([a.before for a in f.agents])
         asked: Number = tiles * launch.cluster * (f.steps * of_step + of_tile)
         again: Number = 1.0
-        if f.own and "dram" not in launch.without and launch.shared_axes() < {*launch.axes}:
+        if f.own and by_tile and "dram" not in launch.without:
             of = launch.persistent, at_once, f.own.kind, launch.held()
             again = 1 + (applied(Refetched(f.own), *of) - 1) * launch.shared_bytes() / from_dram
         missed = np.minimum(from_dram * again / asked, 1.0)
@@ -359,9 +360,8 @@ def _of_steps(f: Features, place: Placed) -> Breakdown:
 def _energy(f: Features, place: Placed) -> tuple[Number, float]:
     """Return the seconds in which the power cap lets the energy through, at the highest clock.
 
-    That is of what is done; and, of each second, of what goes on anyway.  Tensor cores alone need
-    so much that their clock falls to ``tensor_clock_hz``; DRAM at its rate alone would need
-    ``dram_power`` of the cap.
+    That is of what is done; and, of each second, of what goes on anyway.  Tensor cores alone meet
+    the cap at ``tensor_clock_hz``; DRAM at its rate alone would need ``dram_power`` of it.
     """
     device, share = f.launch.device, FITTED["power_share"]
     cycles = place.tiles * f.launch.cluster * _work(f.agents, f.steps, "tensor")
