@@ -38,7 +38,8 @@ from tinygpu.machines.hopper import STARTS, Hopper
 from tinygpu.meaning.identity import computes
 from tinygpu.meaning.inputs import drawn, drawn_ends
 from tinygpu.meaning.interpret import check, interpret
-from tinygpu.search.time.cost import cost
+from tinygpu.search.time.cost import cost, features
+from tinygpu.search.time.launch import fetches
 from tinygpu.search.time.tile_steps import share_of_tiles, steps_of_tiles
 from tinygpu.search.tuning.shape import ends_of
 from tinygpu.space.space import Space
@@ -440,6 +441,25 @@ def test_time_goes_by_the_ends() -> None:
     assert dense_time <= even.seconds < skewed.seconds < 2 * dense_time
     assert share_of_tiles(program, sizes, "trips") == 128 / (128 + 16)
     assert set(steps_of_tiles(program, sizes, "trips", ()).busiest(0, 16)) == {32}
+
+
+@pytest.mark.parametrize("raster", [1, 4, 8])
+@pytest.mark.parametrize("rows", [128, 1024, 2048])
+def test_weights_come_once_a_wave_that_reads_them(rows: int, raster: int) -> None:
+    at_once, columns, (groups, block) = 128, 16, (8, 128)
+    sizes = {"g": groups, "m": groups * rows, "n": columns * 256, "k": 2048}
+    program = replace(term("by tma"), raster=raster)
+    launch = features(program, Problem.of(grouped_matmul(), **sizes).sizes, H100).launch
+    weights = next(o for o in launch.operands if o.name == "b")
+    told = fetches(weights, launch.axes, launch.extents, wave=at_once, raster=launch.raster)
+    tiles = [
+        (row // (rows // block), column)
+        for first in range(0, groups * rows // block, raster)
+        for column in range(columns)
+        for row in range(first, min(first + raster, groups * rows // block))
+    ]
+    read = sum(len({*tiles[i : i + at_once]}) for i in range(0, len(tiles), at_once))
+    assert told == pytest.approx(read / (groups * columns), rel=0.25)
 
 
 def test_a_space_has_the_groups_laws() -> None:

@@ -20,7 +20,8 @@ c = min(C, W / g) columns, so an operand indexed by
     neither             R C / W times           each at least once
 
 Axes before these two count as often as they do not index it, less those that a wave spans together.
-Where a tile walks a part of an operand alone (a mask), its fetches are that part as often.
+What groups of rows index as well counts with the rows of one group; where tiles have steps of
+their own and share what they read in them, that comes once, and ``tile_steps`` says what again.
 
 A launch that may start *early* starts its CTAs apart: they fetch more of what they share.
 
@@ -60,6 +61,13 @@ class Fetched:
     bytes: float
     axes: frozenset[str]
     looped: bool
+    groups: Mapping[str, int]  # by an axis that chooses one, which indexes it: how many
+
+    def sharers(self, axis: str, extent: Number) -> Number:
+        """Return how many tiles along an axis read the same; a group's last may have no rows."""
+        if axis in self.groups:
+            return np.maximum(extent / self.groups[axis] - 1, 1.0)
+        return 1.0 if axis in self.axes else extent
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,14 +237,11 @@ class GridLaunch:
 
     def l2_bytes(self) -> Number:
         """Return the bytes between L2 and the SMs."""
-        total: Number = 0.0
-        for operand in self.operands:
-            again: Number = 1.0
-            for axis, extent in zip(self.axes, self.extents, strict=True):
-                if axis not in operand.axes and "l2" not in self.without:
-                    again = again * extent
-            total = total + operand.bytes * again
-        return total
+        once = "l2" in self.without
+        return sum(o.bytes * (1.0 if once else self._sharers(o)) for o in self.operands)
+
+    def _sharers(self, operand: Fetched) -> Number:
+        return prod(map(operand.sharers, self.axes, self.extents), start=1.0)
 
     def shared_axes(self) -> frozenset[str]:
         """Return the axes of the grid that index what the steps of a tile read."""
@@ -252,10 +257,8 @@ class GridLaunch:
     def held(self) -> Number:
         """Return how many of the parts that tiles read in their steps L2 has room for."""
         shared = self.shared_axes()
-        parts: Number = float(self.device.l2_bytes)
-        for axis, extent in zip(self.axes, self.extents, strict=True):
-            parts = parts * extent if axis in shared else parts
-        return parts / self.shared_bytes()
+        each = (e for a, e in zip(self.axes, self.extents, strict=True) if a in shared)
+        return prod(each, start=float(self.device.l2_bytes)) / self.shared_bytes()
 
     def dram_bytes(self, resident: Number, *, by_tile: bool = False) -> tuple[Number, Number]:
         """Return the bytes that come from DRAM, and those that go there.
@@ -273,9 +276,7 @@ class GridLaunch:
                 times = fetches(o, self.axes, self.extents, wave=wave, raster=self.raster)
             moved, stored = o.bytes * times, o.name in self.outputs
             if not (stored or once or never(self.early)):
-                axes = zip(self.axes, self.extents, strict=True)
-                sharers = prod((e for a, e in axes if a not in o.axes), start=1.0)
-                moved = moved * (1 + FITTED["apart"] * self.early * (1 - 1 / sharers))
+                moved = moved * (1 + FITTED["apart"] * self.early * (1 - 1 / self._sharers(o)))
             total[stored] = total[stored] + moved
         return total[False], total[True]
 
@@ -309,22 +310,22 @@ def _allotted(program: Program) -> Number:
 def operands_of(program: Program, values: Mapping[str, int]) -> tuple[Fetched, ...]:
     """Return the arrays that a program touches, at these sizes and parameters."""
     found: dict[str, Fetched] = {}
-    grid = {axis.var for axis in program.grid}
+    grid, groups = frozenset(a.var for a in program.grid), program.operation.groups
+    chosen = grid.intersection(program.tile_values[GROUP].names()) if groups else grid - grid
+    count = values[groups.axis] if groups else 0
     for statement, around in walk(program):
         if not isinstance(statement, Do):
             continue
         for access in statement.accesses:
             buffer = access.buffer
             if buffer.level == "gmem" and buffer.name not in found:
-                size = float(buffer.type.bytes)
-                for axis in buffer.shape:
-                    size *= float(values[axis] if isinstance(axis, str) else axis)
+                each = (float(values[a] if isinstance(a, str) else a) for a in buffer.shape)
+                size = prod(each, start=float(buffer.type.bytes))
                 names = {v for o in access.origin for v, _ in o.terms}
-                if FIRST in names and GROUP in program.tile_values:  # rows of a slot
-                    names |= {*program.tile_values[GROUP].names()}
+                axes = grid & (names | chosen) if FIRST in names else grid & names
                 looped = any(isinstance(outer, For) for outer in around)
-                axes = frozenset(names & grid)
-                found[buffer.name] = Fetched(buffer.name, size, axes, looped)
+                own = dict.fromkeys(chosen, count) if GROUP in names else {}
+                found[buffer.name] = Fetched(buffer.name, size, axes, looped, own)
     return tuple(found.values())
 
 
@@ -340,19 +341,17 @@ def fetches(
     outer: Number = 1.0
     inner: Number = prod(extents[-2:], start=1.0)
     for axis, extent in reversed([*zip(axes[:-2], extents[:-2], strict=True)]):
-        if axis not in operand.axes:
-            outer = outer * np.maximum(extent / np.maximum(wave / inner, 1.0), 1.0)
+        alike = operand.sharers(axis, extent)
+        outer = outer * np.maximum(alike / np.maximum(wave / inner, 1.0), 1.0)
         inner = inner * extent
     if len(axes) < 2:
         return outer
-    rows, columns = extents[-2:]
+    rows, columns = map(operand.sharers, axes[-2:], extents[-2:])
     by_row, by_column = (axis in operand.axes for axis in axes[-2:])
-    if by_row and by_column:
-        return outer
     if by_row:
-        times = columns * np.minimum(rows, raster[0]) / wave
+        times = columns * np.minimum(np.minimum(extents[-2], raster[0]) / wave, 1.0)
     elif by_column:
-        times = rows * np.minimum(columns / wave, 1.0 / raster[1])
+        times = rows * np.minimum(extents[-1] / wave, 1.0 / raster[1])
     else:
         times = rows * columns / wave
     return outer * np.maximum(times, 1.0)
