@@ -364,7 +364,8 @@ def _energy(f: Features, place: Placed) -> tuple[Number, float]:
     the cap at ``tensor_clock_hz``; DRAM at its rate alone would need ``dram_power`` of it.
     """
     device, share = f.launch.device, FITTED["power_share"]
-    cycles = place.tiles * f.launch.cluster * _work(f.agents, f.steps, "tensor")
+    tensor, special = (_work(f.agents, f.steps, unit) for unit in ("tensor", "sfu"))
+    cycles = place.tiles * f.launch.cluster * (tensor + FITTED["special_power"] * special)
     cycles = (cycles + FITTED["l2_power"] * place.asked_bytes) / device.sms
     excess: float = (device.clock_hz / device.tensor_clock_hz) ** (1 / share)
     moved = (place.dram_bytes + place.stored_bytes) / device.dram_bytes_per_second

@@ -128,6 +128,8 @@ FITTED: Mapping[str, float] = {
     "power_share": 0.5,
     # the share of what products alone take that the chip takes anyway, a cycle
     "idle_power": 0.3,
+    # energy of a cycle of special functions and what goes with them, over one of the tensor cores
+    "special_power": 0.4,
     # energy of a byte that L2 sends, over a cycle of the tensor cores of an SM
     "l2_power": 0.00678,
     # the share of the power cap that DRAM takes at its whole rate
