@@ -13,14 +13,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks import fit_hopper, time_model
-from benchmarks.attention_cycles import line_of, measured
+from benchmarks.attention_cycles import CASES as COUNTED
+from benchmarks.attention_cycles import line_of, measured, problem_of
 from benchmarks.oracle import CASES, COLUMNS, FITTING, HELD_OUT
 from benchmarks.peers import FOLDER
 from benchmarks.trust import COUNTS, at_random
 from tests.sample import draws
+from tinygpu.devices.device import load_device
 from tinygpu.machines import MACHINES
 from tinygpu.search.time.breakdown import Breakdown
-from tinygpu.search.time.fitted import INTERVALS
+from tinygpu.search.time.cost import cost
+from tinygpu.search.time.fitted import FITTED, INTERVALS
+from tinygpu.term.schedule import Schedule
 
 TABLE = FOLDER / "time_model.json"
 Times = st.lists(st.integers(1, 999), min_size=8, max_size=11, unique=True)
@@ -156,3 +160,27 @@ def test_attention_is_judged_by_cycles_and_times() -> None:
     assert len({name for name, *_ in found}) == 8 + 8 + 8 + 2
     line = line_of("some", np.array([2.0, 1.0, 3.0]), np.array([2.0, 2.5, 4.0]))
     assert line.startswith("some: 3, regret 25.0 %, of 8 0.0 %, rank 0.50")
+
+
+def test_kept_up_another_s_kernel_has_the_clock_that_its_energy_gives() -> None:
+    """FlashAttention-3: cycles counted in a burst, seconds under the cap, our term's work."""
+    device, machine = load_device("h100"), MACHINES["attention"]
+    files = (FOLDER.parent / "h100" / f"attention_{name}.json" for name in ("cycles", "searched"))
+    counted, searched = (json.loads(path.read_text(encoding="utf-8"))["rows"] for path in files)
+    kept = {row["case"]: row["fa3_seconds"] for row in searched}
+    ours = {row["case"]: row for row in counted if row["name"] == "queries in registers"}
+    share, off = FITTED["power_share"], []
+    for row in (row for row in counted if row["name"] == "FlashAttention-3"):
+        schedule, of = Schedule.of(machine, ours[row["case"]]["decisions"]), problem_of(
+            COUNTED[row["case"]])  # fmt: skip
+        parts = cost(schedule.program(machine, of.operation), of.sizes, device).parts
+        units = ("tensor", "smem", "issue", "sfu", "fill", "fma", "int", "cvt", "shuffle", "tma")
+        longest = max(float(parts[unit]) for unit in units)
+        idle = FITTED["idle_power"] * (device.clock_hz / device.tensor_clock_hz) ** (1 / share)
+        energy = (float(parts["power"]) / longest ** (1 - share)) ** (1 / share) - idle * longest
+        cycles = row["cycles"] / device.clock_hz
+        capped = cycles ** (1 - share) * max(cycles, energy + idle * cycles) ** share
+        off.append(math.log(capped / kept[row["case"]]))
+    assert len(off) == 7
+    assert abs(np.mean(off)) < 0.02
+    assert max(map(abs, off)) < 0.1
