@@ -44,7 +44,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import TypeGuard
 
 import numpy as np
 
@@ -365,7 +364,8 @@ def _energy(f: Features, place: Placed) -> tuple[Number, float]:
     """
     device, share = f.launch.device, FITTED["power_share"]
     tensor, special = (_work(f.agents, f.steps, unit) for unit in ("tensor", "sfu"))
-    cycles = place.tiles * f.launch.cluster * (tensor + FITTED["special_power"] * special)
+    special = special * device.sfu_per_cycle_per_sm * FITTED["special_power"]
+    cycles = place.tiles * f.launch.cluster * (tensor + special)
     cycles = (cycles + FITTED["l2_power"] * place.asked_bytes) / device.sms
     excess: float = (device.clock_hz / device.tensor_clock_hz) ** (1 / share)
     moved = (place.dram_bytes + place.stored_bytes) / device.dram_bytes_per_second
@@ -407,18 +407,14 @@ def _burst(tree: Tree) -> Number:
     for loop in tree:
         if isinstance(loop, Loop) and loop.form == "rolled" and together(loop):
             first: dict[str, Number] = {}
-            for inner in loop.body:
-                events = [e for e in inner.body if isinstance(e, Event)] if _unrolled(inner) else []
+            for inner in (n for n in loop.body if isinstance(n, Loop) and n.form == "unrolled"):
+                events = [e for e in inner.body if isinstance(e, Event)]
                 read = {name for event in events for name in event.reads}
                 for e in events:
                     if "smem" in e.each and e.write in read:
                         first.setdefault(e.write, e.count * e.each["smem"])
             total = total + loop.trips * sum(first.values(), 0.0)
     return total
-
-
-def _unrolled(node: Node) -> TypeGuard[Loop]:
-    return isinstance(node, Loop) and node.form == "unrolled"
 
 
 def _with_loads(agent: TimedAgent, per_byte: Number, latency: Number) -> TimedAgent:

@@ -128,8 +128,8 @@ FITTED: Mapping[str, float] = {
     "power_share": 0.5,
     # the share of what products alone take that the chip takes anyway, a cycle
     "idle_power": 0.3,
-    # energy of a cycle of special functions and what goes with them, over one of the tensor cores
-    "special_power": 0.4,
+    # energy of a special function and what goes with it, over a cycle of the tensor cores of an SM
+    "special_power": 0.025,
     # energy of a byte that L2 sends, over a cycle of the tensor cores of an SM
     "l2_power": 0.00678,
     # the share of the power cap that DRAM takes at its whole rate
@@ -156,7 +156,7 @@ INTERVALS: Mapping[str, tuple[float, float]] = {
     "tiles": (0.802, 1.16),
     "tiles, dram": (0.795, 1.1),
     "tiles, latency": (0.597, 1.1),
-    "tiles, power": (0.854, 1.17),
+    "tiles, power": (0.857, 1.17),
     "tiles, smem": (0.851, 1.23),
 }
 """Between which shares of the predicted time nine in ten measured times lie, by regime.
