@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks import fit_hopper, time_model
+from benchmarks.attention import problem_of
 from benchmarks.attention_cycles import CASES as COUNTED
-from benchmarks.attention_cycles import line_of, measured, problem_of
+from benchmarks.attention_cycles import line_of, measured
 from benchmarks.oracle import CASES, COLUMNS, FITTING, HELD_OUT
 from benchmarks.peers import FOLDER
 from benchmarks.trust import COUNTS, at_random
