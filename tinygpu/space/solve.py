@@ -157,7 +157,7 @@ class Solver:
         self.own: dict[str, Requirement] = {}
         self._required: dict[Hashable, list[tuple[str, str | bool]]] = {}
         self._of_terms: dict[Hashable, list[tuple[str, str | bool]]] = {}
-        self._wished: dict[Hashable, str | bool] = {}
+        self._asked: dict[Hashable, str | bool] = {}
         self._apart: dict[str, dict[str, Value]] = {}
         with np.errstate(all="ignore"):
             one = {name: space.values[name][:1] for name in space.orders}
@@ -250,16 +250,17 @@ class Solver:
 
     def _part(self, structure: Mapping[str, Value]) -> _Part:
         """Begin with what needs no term: fixed decisions, the machine's laws, some wishes."""
-        space, numbers = self.space, self._builder.numbers
-        chosen = Chosen({n: structure.get(n, numbers.get(n)) for n in self._whole.values})
-        part = _Part(structure, chosen)
+        space, whole, numbers = self.space, self._whole, self._builder.numbers
+        part = _Part(structure, Chosen({n: structure.get(n, numbers.get(n)) for n in whole.values}))
         for name in space.fixed:
-            value = getattr(chosen, name)
-            equal = [value == allowed for allowed in space.values[name]]
-            part.add(Member("fix", name), self._clause(name, reduce(operator.or_, equal)))
+            asked = None, name, structure.get(name)  # of a number one clause, in every choice
+            if asked not in self._asked:
+                equal = [getattr(part.chosen, name) == allowed for allowed in space.values[name]]
+                self._asked[asked] = self._clause(name, reduce(operator.or_, equal))
+            part.add(Member("fix", name), self._asked[asked])
         key = space.but_for_orders(structure)
         if key not in self._required:
-            required = space.machine.requirements(space.problem.operation, chosen)
+            required = space.machine.requirements(space.problem.operation, part.chosen)
             self.own |= {r.name: r for r in required if r.name not in self.own}
             self._required[key] = [(r.name, self._clause(r.name, r.holds)) for r in required]
         for name, clause in self._required[key]:
@@ -296,14 +297,14 @@ class Solver:
             if bool(wish.quantities) == (case is not None):
                 member = Member("wish", wish.text)
                 key = wish.text, *map(part.structure.get, wish.names)
-                if case is None and key in self._wished:
-                    part.add(member, self._wished[key])
+                if case is None and key in self._asked:
+                    part.add(member, self._asked[key])
                     continue
                 values = named_values(wish.names, part.chosen, self.space.problem.sizes, case)
                 try:
                     told = wish.told(values, lambda x: _Truth(self._node_of("", x)))
-                    self._wished[key] = self._literal(told.text)
-                    part.add(member, self._wished[key])
+                    self._asked[key] = self._literal(told.text)
+                    part.add(member, self._asked[key])
                 except TooWideError as error:
                     part.open[member] = str(error)
 
