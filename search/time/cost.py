@@ -320,20 +320,19 @@ def _of_steps(f: Features, place: Placed) -> Breakdown:
     prologue = prologue + FITTED["cluster_stays"] * np.minimum(launch.cluster - 1, 1)
     cycles = rounds * (cycles + FITTED["store_end"]) + (rounds - 1) * FITTED["next"] + prologue
 
-    def alone(unit: str, of: tuple[TimedAgent, ...]) -> Number:
-        return waves * place.share * _work(of, f.steps, unit) / device.clock_hz
-
+    work, busy = _work(f.agents, f.steps), waves * place.share
     units_of = (*OF_TILES, *OF_ARITHMETIC) if clocked(f.agents) else OF_TILES
-    parts = {unit: alone(unit, f.agents) for unit in units_of}
-    units, fill = reduce(np.maximum, parts.values()), alone("fill", timed)
+    parts = {unit: busy * work.get(unit, 0.0) / device.clock_hz for unit in units_of}
+    units = reduce(np.maximum, parts.values())
+    fill = busy * _work(timed, f.steps).get("fill", 0.0) / device.clock_hz
     longest = np.maximum(units, fill)
     after = reduce(np.maximum, (span_cycles(a.after) / a.step for a in f.agents))
     parts["epilogue"] = waves * after / device.clock_hz
     hidden = "path" in launch.without
     parts["latency"] = 0.0 if hidden else np.maximum(cycles / device.clock_hz - longest, 0.0)
-    (energy, idle), share = _energy(f, place), FITTED["power_share"]
+    (energy, idle), share = _energy(f, place, work), FITTED["power_share"]
     parts["power"] = longest ** (1 - share) * (energy + idle * longest) ** share
-    writes = place.tiles * launch.cluster * _work(f.agents, f.steps, "writes")
+    writes = place.tiles * launch.cluster * work.get("writes", 0.0)
     sent = place.asked_bytes / l2_rate + FITTED["l2_write"] * writes
     parts["l2"] = sent / device.clock_hz
     parts["dram"] = (place.dram_bytes * place.dram_slow + place.stored_bytes) / dram_rate
@@ -356,16 +355,15 @@ def _of_steps(f: Features, place: Placed) -> Breakdown:
     return Breakdown(found, parts, floor)
 
 
-def _energy(f: Features, place: Placed) -> tuple[Number, float]:
+def _energy(f: Features, place: Placed, work: Mapping[str, Number]) -> tuple[Number, float]:
     """Return the seconds in which the power cap lets the energy through, at the highest clock.
 
     That is of what is done; and, of each second, of what goes on anyway.  Tensor cores alone meet
     the cap at ``tensor_clock_hz``; DRAM at its rate alone would need ``dram_power`` of it.
     """
     device, share = f.launch.device, FITTED["power_share"]
-    tensor, special = (_work(f.agents, f.steps, unit) for unit in ("tensor", "sfu"))
-    special = special * device.sfu_per_cycle_per_sm * FITTED["special_power"]
-    cycles = place.tiles * f.launch.cluster * (tensor + special)
+    special = work.get("sfu", 0.0) * device.sfu_per_cycle_per_sm * FITTED["special_power"]
+    cycles = place.tiles * f.launch.cluster * (work.get("tensor", 0.0) + special)
     cycles = (cycles + FITTED["l2_power"] * place.asked_bytes) / device.sms
     excess: float = (device.clock_hz / device.tensor_clock_hz) ** (1 / share)
     moved = (place.dram_bytes + place.stored_bytes) / device.dram_bytes_per_second
@@ -437,17 +435,18 @@ def _asked(trees: list[Tree]) -> Number:
     return sum((e.fetched_bytes for body in bodies for e in body if isinstance(e, Event)), 0.0)
 
 
-def _work(of: tuple[TimedAgent, ...], steps: Number, unit: str) -> Number:
-    """Return the cycles of a unit that one tile takes, all agents' copies together."""
+def _work(of: tuple[TimedAgent, ...], steps: Number) -> dict[str, Number]:
+    """Return the cycles of each unit that one tile takes, all agents' copies together."""
 
     def holds(guard: Guard) -> Number:
         return 1 if guard.tells else guard.times(steps) / np.maximum(steps, 1)
 
-    total: Number = 0.0
+    total: dict[str, Number] = {}
     for agent in of:
-        before, body, after = (
-            total_work(tree, holds).get(unit, 0.0)
-            for tree in (agent.before, agent.body, agent.after)
-        )
-        total = total + agent.together * (steps * body + (before + after))
+        trees = agent.before, agent.body, agent.after
+        before, body, after = (total_work(tree, holds) for tree in trees)
+        for unit in {**before, **body, **after}:
+            ends = before.get(unit, 0.0) + after.get(unit, 0.0)
+            own = agent.together * (steps * body.get(unit, 0.0) + ends)
+            total[unit] = total.get(unit, 0.0) + own
     return total
