@@ -141,11 +141,12 @@ def test_inputs_are_drawn_with_pages_that_repeat_and_that_are_none() -> None:
     assert {0, 64} <= {*lengths.tolist()} <= {*range(65)}
 
 
-@all_by_turns(("page, others", [
+@pytest.mark.parametrize(("page", "others"), [
     (16, {}), (48, {"tile_n": 80}), (64, {"split_kv": 4}), (64, {"tile_n": 128, "split_kv": 1}),
     (128, {"pack_gqa": 0}), (256, {"pack_gqa": 8}), (64, {"cluster_m": 2, "split_kv": 1,
                                                           "pack_gqa": 0}),
-]), ("lengths", [False, True]))  # fmt: skip
+], ids=str)  # fmt: skip
+@pytest.mark.parametrize("lengths", [False, True])
 def test_the_interpreter_gives_what_a_loop_over_keys_gives(
     page: int, others: dict[str, Choosable], lengths: bool
 ) -> None:

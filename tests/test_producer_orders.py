@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.hopper_terms import rewritten
-from tests.sample import all_by_turns, some
+from tests.sample import some
 from tests.test_orders import ORDERS, in_turn, space
 from tinygpu.codegen.run.interpretation import COMPLETIONS
 from tinygpu.codegen.run.interpretation import interpret as emulated
@@ -118,19 +118,16 @@ def waits_for_ever(word: str, order: str, stages: dict[str, int], trips: int) ->
     return False
 
 
-@all_by_turns(
-    ("word", [*some(WORDS, 3), *CHOICE.values]), ("order", LATENESS), ("keys, values", STAGES)
-)
-def test_the_judge_refuses_those_that_wait_for_ever(
-    word: str, order: str, keys: int, values: int
-) -> None:
+@pytest.mark.parametrize("word", some(WORDS, 6) + some(CHOICE.values, 2))
+def test_the_judge_refuses_those_that_wait_for_ever(word: str) -> None:
     """At each depth of the rings, and nothing else; those of the space are proved."""
-    stages = {"Q": 1, "K": keys, "V": values}
-    stops = any(waits_for_ever(word, order, stages, trips) for trips in range(1, 7))
-    program = term(word, consumer_order=order, stages_k=keys, stages_v=values)
-    outcome = verdict(program).outcome
-    assert (outcome == "illegal") == stops
-    assert outcome == "legal" or word not in CHOICE.values
+    for order, (keys, values) in product(LATENESS, some(STAGES, 3)):
+        stages = {"Q": 1, "K": keys, "V": values}
+        stops = any(waits_for_ever(word, order, stages, trips) for trips in range(1, 7))
+        program = term(word, consumer_order=order, stages_k=keys, stages_v=values)
+        outcome = verdict(program).outcome
+        assert (outcome == "illegal") == stops, (order, stages)
+        assert outcome == "legal" or word not in CHOICE.values
 
 
 def test_no_order_of_the_space_waits_for_ever() -> None:
@@ -140,19 +137,16 @@ def test_no_order_of_the_space_waits_for_ever() -> None:
         assert not any(waits_for_ever(word, order, stages, trips) for trips in (1, 2, 3, 5))
 
 
-@all_by_turns(
-    ("word", [*some(WORDS, 4), *CHOICE.values]),
-    ("order", LATENESS[:2]),
-    ("keys, values", [(1, 1), (2, 1), (1, 2)]),
-)
-def test_its_code_is_right_or_stops(word: str, order: str, keys: int, values: int) -> None:
+@pytest.mark.parametrize("word", some(WORDS, 4) + some(CHOICE.values, 2))
+def test_its_code_is_right_or_stops(word: str) -> None:
     """The emulator, which knows no terms, says of the code what the judge says of the term."""
     sizes = {"l": 1, "h": 1, "g": 2, "m": 70, "n": 330, "d": 40, "e": 24}
-    program = term(word, consumer_order=order, stages_k=keys, stages_v=values)
-    found = emulated(program, sizes, arch="sm_90a", completions=COMPLETIONS[:1])
-    stops = {one.kind for one in found.findings}
-    illegal = verdict(program).outcome == "illegal"
-    assert stops == ({"deadlock"} if illegal else set())
+    for order, (keys, values) in product(LATENESS[:2], ((1, 1), (2, 1), (1, 2))):
+        program = term(word, consumer_order=order, stages_k=keys, stages_v=values)
+        found = emulated(program, sizes, arch="sm_90a", completions=COMPLETIONS[:1])
+        stops = {one.kind for one in found.findings}
+        illegal = verdict(program).outcome == "illegal"
+        assert stops == ({"deadlock"} if illegal else set()), (order, keys, values)
 
 
 OTHERS: list[tuple[str, dict[str, Value]]] = [
@@ -163,7 +157,8 @@ OTHERS: list[tuple[str, dict[str, Value]]] = [
 ]
 
 
-@all_by_turns(("mask, others", OTHERS), ("word", CHOICE.values))
+@pytest.mark.parametrize("word", CHOICE.values)
+@pytest.mark.parametrize(("mask", "others"), some(OTHERS, 2))
 def test_it_computes_its_operation(mask: str, others: dict[str, Value], word: str) -> None:
     program = term(word, mask, **others)
     assert verdict(program).legal

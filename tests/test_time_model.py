@@ -23,7 +23,7 @@ from tests.sample import draws
 from tinygpu.devices.device import load_device
 from tinygpu.machines import MACHINES
 from tinygpu.search.time.breakdown import Breakdown
-from tinygpu.search.time.cost import cost
+from tinygpu.search.time.cost import OF_ARITHMETIC, OF_TILES, cost
 from tinygpu.search.time.fitted import FITTED, INTERVALS
 from tinygpu.term.schedule import Schedule
 
@@ -172,11 +172,10 @@ def test_kept_up_another_s_kernel_has_the_clock_that_its_energy_gives() -> None:
     ours = {row["case"]: row for row in counted if row["name"] == "queries in registers"}
     share, off = FITTED["power_share"], []
     for row in (row for row in counted if row["name"] == "FlashAttention-3"):
-        schedule, of = Schedule.of(machine, ours[row["case"]]["decisions"]), problem_of(
-            COUNTED[row["case"]])  # fmt: skip
+        of = problem_of(COUNTED[row["case"]])
+        schedule = Schedule.of(machine, ours[row["case"]]["decisions"])
         parts = cost(schedule.program(machine, of.operation), of.sizes, device).parts
-        units = ("tensor", "smem", "issue", "sfu", "fill", "fma", "int", "cvt", "shuffle", "tma")
-        longest = max(float(parts[unit]) for unit in units)
+        longest = max(float(parts[unit]) for unit in (*OF_TILES, *OF_ARITHMETIC))
         idle = FITTED["idle_power"] * (device.clock_hz / device.tensor_clock_hz) ** (1 / share)
         energy = (float(parts["power"]) / longest ** (1 - share)) ** (1 / share) - idle * longest
         cycles = row["cycles"] / device.clock_hz

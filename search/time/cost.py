@@ -215,8 +215,8 @@ class Placed:
         tiles, spread, fits = launch.tiles(), launch.spread(), launch.resident()
         ceil = (lambda x: x) if "tail" in launch.without else np.ceil
         busiest = ceil(tiles / spread)
-        by_tile = f.own is not None and launch.shared_axes() < {*launch.axes}
-        from_dram, stored = launch.dram_bytes(fits, by_tile=by_tile)
+        own = f.own if launch.shared_axes() < {*launch.axes} else None
+        from_dram, stored = launch.dram_bytes(fits, by_tile=own is not None)
         if not f.stepped:  # a round takes as long, full or not
             rounds = ceil(np.maximum(busiest / fits, 1.0))
             of_all = launch.l2_bytes()
@@ -230,9 +230,9 @@ class Placed:
         of_tile = _asked([a.before for a in f.agents])
         asked: Number = tiles * launch.cluster * (f.steps * of_step + of_tile)
         again: Number = 1.0
-        if f.own and by_tile and "dram" not in launch.without:
-            of = launch.persistent, at_once, f.own.kind, launch.held()
-            again = 1 + (applied(Refetched(f.own), *of) - 1) * launch.shared_bytes() / from_dram
+        if own and "dram" not in launch.without:
+            of = launch.persistent, at_once, own.kind, launch.held()
+            again = 1 + (applied(Refetched(own), *of) - 1) * launch.shared_bytes() / from_dram
         missed = np.minimum(from_dram * again / asked, 1.0)
         flying = f.stages * of_step * np.minimum(tiles, at_once) * launch.cluster
         needed = FITTED["dram_seconds"] * device.dram_bytes_per_second

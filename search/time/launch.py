@@ -311,8 +311,8 @@ def operands_of(program: Program, values: Mapping[str, int]) -> tuple[Fetched, .
     """Return the arrays that a program touches, at these sizes and parameters."""
     found: dict[str, Fetched] = {}
     grid, groups = frozenset(a.var for a in program.grid), program.operation.groups
-    chosen = grid.intersection(program.tile_values[GROUP].names()) if groups else grid - grid
-    count = values[groups.axis] if groups else 0
+    choose = grid.intersection(program.tile_values[GROUP].names() if groups else ())
+    many = dict.fromkeys(choose, values[groups.axis] if groups else 0)
     for statement, around in walk(program):
         if not isinstance(statement, Do):
             continue
@@ -322,9 +322,9 @@ def operands_of(program: Program, values: Mapping[str, int]) -> tuple[Fetched, .
                 each = (float(values[a] if isinstance(a, str) else a) for a in buffer.shape)
                 size = prod(each, start=float(buffer.type.bytes))
                 names = {v for o in access.origin for v, _ in o.terms}
-                axes = grid & (names | chosen) if FIRST in names else grid & names
+                axes = grid & (names | choose if FIRST in names else names)
                 looped = any(isinstance(outer, For) for outer in around)
-                own = dict.fromkeys(chosen, count) if GROUP in names else {}
+                own = many if GROUP in names else {}
                 found[buffer.name] = Fetched(buffer.name, size, axes, looped, own)
     return tuple(found.values())
 
