@@ -543,9 +543,10 @@ from tinygpu.__main__ import main
 main()
 """
 CHILD = """
-import multiprocessing, os, time
+import multiprocessing, os, signal, time
 if multiprocessing.parent_process():
-    open("child", "w").write(str(os.getpid()))"""
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    open("child", "w").write(f"{os.getpid()} {[*map(int, blocked)]}")"""
 SLOW = {
     "started": f"{CHILD}\n    time.sleep(60)\n",
     "searching": f"{CHILD}\n    Mine.program = lambda *_: time.sleep(60)\n",
@@ -576,8 +577,10 @@ def test_ctrl_c_on_a_terminal(after: str, tmp_path: Path) -> None:
     assert said == "interrupted: nothing is lost; the same command starts again\n"
     assert run.returncode == 130
     assert time.monotonic() - start < 10
+    number, blocked = child.read_text().split(" ", 1)
+    assert int(signal.SIGINT) in json.loads(blocked)
     with pytest.raises(ProcessLookupError):
-        os.kill(int(child.read_text()), 0)
+        os.kill(int(number), 0)
     assert not (tmp_path / "b").exists()
 
 

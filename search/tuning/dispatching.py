@@ -26,6 +26,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from multiprocessing.resource_tracker import ensure_running
 from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -154,6 +155,7 @@ class Fleet(ExitStack):
         for number in range(count):
             self._free.put(number)
         self._over = False
+        ensure_running()  # a thread that starts it does not block Ctrl-C any more
         self._threads = ThreadPoolExecutor(count, initializer=_unheeding)
         self.callback(self._end)
 
@@ -200,9 +202,11 @@ class Fleet(ExitStack):
             self._over = True
             for future in futures:
                 future.cancel()
-            while wait(futures, _PATIENCE_SECONDS).not_done:
+            left = True
+            while left:  # at least once: a process may go on with what its job has begun
                 for process in multiprocessing.active_children():
                     process.terminate()
+                left = bool(wait(futures, _PATIENCE_SECONDS).not_done)
             raise
         return [future.result() for future in futures]
 
