@@ -90,7 +90,6 @@ from tinygpu.term.program import (
     each,
     walked,
 )
-from tinygpu.term.tensor_memory import uses_tensor_memory
 
 __all__ = ["EMITTER_VERSION", "PTX_VERSION", "RULES", "emit", "integer_values", "signature",
            "statement_at"]  # fmt: skip
@@ -254,7 +253,7 @@ class Emitter(KernelCode):
                     text.emit(fence)
                 if not shared:
                     self.body(role.body[-1:], Scope())
-                if not first and uses_tensor_memory(program):
+                if not first and program.in_tmem:
                     tcgen05.release(self)
             text.emit(f"bra {last}" if shared else "ret")
             text.mark(end)
@@ -269,12 +268,12 @@ class Emitter(KernelCode):
         """Return the fences that tell of what a role's warps took from tensor memory, or put."""
         waits = (s.how for s in each(role.body) if isinstance(s, WaitGroup))
         fences = dict.fromkeys(f.ptx + f.qualifiers for how in waits if (f := how.fence))
-        return fences if uses_tensor_memory(self.program) else ()
+        return fences if self.program.in_tmem else ()
 
     def _last(self) -> Sync | None:
         """Return the barrier that ends all roles: one place for it, as synccheck wants it."""
         ends = [role.body[-1:] for role in self.program.roles]
-        if uses_tensor_memory(self.program) or any(end != ends[0] for end in ends):
+        if self.program.in_tmem or any(end != ends[0] for end in ends):
             return None
         match ends[0]:
             case (Sync(scope=scope) as last,) if scope != "role":
@@ -309,15 +308,15 @@ class Emitter(KernelCode):
         text.emit("fence.proxy.async.shared::cta")
         text.mark(skip)
         text.emit("bar.warp.sync -1")
-        if uses_tensor_memory(self.program):
+        if self.program.in_tmem:
             tcgen05.allocate(self)
         if self.ctas > 1:  # the fence has released them, but not the address of tensor memory
-            how = "release" if uses_tensor_memory(self.program) else "relaxed"
+            how = "release" if self.program.in_tmem else "relaxed"
             text.emit(f"barrier.cluster.arrive.{how}.aligned")
             text.emit("barrier.cluster.wait.aligned")
         else:
             text.emit("bar.sync 0")
-        if uses_tensor_memory(self.program):
+        if self.program.in_tmem:
             self.tmem = tcgen05.allocated(self)
 
     def _after_others(self) -> None:
@@ -430,7 +429,7 @@ class Emitter(KernelCode):
             self.program.guards == "tile"
             and isinstance(statement, Do)
             and statement.lanes is None
-            and statement.instruction.issuer in ("thread", "warp")
+            and not statement.instruction.of_tile
             and any(guarded for access in statement.accesses for guarded in access.guard)
         )
 
@@ -491,7 +490,7 @@ class Emitter(KernelCode):
         how, inside = do.instruction, bool(self.program.barriers)
         if how.name not in RULES:
             raise ProgramError(f"{do}: no lowering rule for {how.name}; give it lower= or a rule")
-        if how.issuer in ("warpgroup", "one") and not inside:
+        if how.of_tile and not inside:
             raise ProgramError(
                 f"{do}: {how.name} has code in programs with mbarriers and roles alone"
             )

@@ -32,7 +32,6 @@ from tinygpu.meaning.interpret import Finding, check
 from tinygpu.term.machine import Chosen
 from tinygpu.term.operation import grouped_matmul
 from tinygpu.term.program import Fence, Program, Statement, Sync, Wait
-from tinygpu.term.tensor_memory import uses_tensor_memory
 from tinygpu.term.text import key_of, text_of
 
 __all__ = [
@@ -96,7 +95,7 @@ def grouped(columns: int = 32) -> Program:
 
 def edits_of(program: Program) -> list[Edit]:
     """Return a term's edits, each with how to make it: drop, double, move, shift, count."""
-    tensor = tensor_changes(program) if uses_tensor_memory(program) else ()
+    tensor = tensor_changes(program) if program.in_tmem else ()
     return [*changes(program), *moves(program), *tensor]
 
 

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tinygpu.codegen.run import agreement as asked_on_all_cores
+from tinygpu.codegen.run.agreement import computed
 from tinygpu.devices.device import load_device
 from tinygpu.errors import OperationError
 from tinygpu.machines.hopper import STARTS, Hopper
@@ -22,8 +24,6 @@ from tinygpu.search.exact.scorer import Scorer
 from tinygpu.search.time.cost import Placed, features
 from tinygpu.search.time.recursion import Following, Recursion, numbers
 from tinygpu.search.time.register_quantities import flying
-from tinygpu.search.tuning import computed as asked_on_all_cores
-from tinygpu.search.tuning.computed import computed
 from tinygpu.space.sharing import narrowed
 from tinygpu.space.space import Space
 from tinygpu.term.machine import Chosen

@@ -24,7 +24,7 @@ __all__ = ["by_threads", "instances", "rotating_slots", "stepped_pointers"]
 
 def by_threads(do: Do) -> tuple[Access, ...]:
     """Return the accesses whose addresses threads make, each or a warp's lanes for it."""
-    return do.accesses if do.instruction.issuer in ("thread", "warp") else ()
+    return () if do.instruction.of_tile else do.accesses
 
 
 def instances(body: Body, scope: Scope) -> Iterator[tuple[Do, Scope]]:

@@ -121,7 +121,7 @@ def split_index(stages: int, index: Affine, scope: Scope) -> tuple[int, int, Ter
 def _uses(body: Body, scope: Scope) -> Iterator[tuple[int, Affine, Scope]]:
     """Yield depth and index of uses of rings but by threads' addresses, and the loops around."""
     for statement in body:
-        own = isinstance(statement, Do) and statement.instruction.issuer in ("thread", "warp")
+        own = isinstance(statement, Do) and not statement.instruction.of_tile
         for ring, index, *_ in () if own else statement.uses:
             if isinstance(ring, Barrier) or ring.level == "smem":
                 yield ring.stages, index, scope

@@ -18,7 +18,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tinygpu.term.program import Program
-from tinygpu.term.tensor_memory import uses_tensor_memory
 
 __all__ = ["TMEM_SLOT", "SmemPlan", "smem_plan"]
 
@@ -59,7 +58,7 @@ def smem_plan(program: Program) -> SmemPlan:
     for barrier in (b for b in program.barriers if not b.named):
         start[barrier.name], stage_bytes[barrier.name] = total, 8
         total += 8 * barrier.stages
-    if uses_tensor_memory(program):
+    if program.in_tmem:
         start[TMEM_SLOT] = total
         total += 8
     return SmemPlan(start, stage_bytes, total)

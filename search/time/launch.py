@@ -43,7 +43,7 @@ from tinygpu.search.time.registers import RegisterModel
 from tinygpu.term.groups import FIRST, GROUP
 from tinygpu.term.plan import Term, kernels_of
 from tinygpu.term.program import Access, Do, For, Program, buffers_of, select, walk
-from tinygpu.term.tensor_memory import COLUMNS, allocated_columns, uses_tensor_memory
+from tinygpu.term.tensor_memory import COLUMNS, allocated_columns
 
 __all__ = [
     "Assembled", "Fetched", "GridLaunch", "fetches", "latency_of", "never", "operands_of",
@@ -131,7 +131,7 @@ class GridLaunch:
             smem_bytes=program.smem_bytes,
             registers=RegisterModel((), (), ()) if tiles else RegisterModel.of(program),
             allotted=_allotted(program) if tiles else 0,
-            columns=allocated_columns(program) if uses_tensor_memory(program) else 0,
+            columns=allocated_columns(program) if program.in_tmem else 0,
             ctas_wanted=(program.ctas_per_sm, program.ctas_per_sm),
             operands=operands,
             outputs=outputs,

@@ -96,7 +96,6 @@ from tinygpu.term.program import (
     select,
     walk,
 )
-from tinygpu.term.tensor_memory import uses_tensor_memory
 
 __all__ = [
     "WARP", "Event", "Guard", "Loop", "Node", "StepLoop", "TimedAgent", "Tree", "agents", "clocked",
@@ -639,7 +638,7 @@ class _Accountant:
         device, how = self.device, do.instruction
         smem = device.smem_bytes_per_cycle_per_sm * FITTED["smem_share"]
         count: Number = math.prod(do.values)
-        if do.threads or not _of_tile(do):
+        if not do.of_tile:
             count = count * self.role.threads / (do.lanes[1] if do.lanes else 1)
         width, end = do.write.buffer.type.bytes, FITTED["product_end"]
         match how.unit:
@@ -716,7 +715,7 @@ class _Accountant:
         total: Number = 0.0
         for busy in cycles.values():
             total = total + busy
-        times = "tmem_epilogue" if uses_tensor_memory(self.program) else "epilogue"
+        times = "tmem_epilogue" if self.program.in_tmem else "epilogue"
         serial = FITTED[times] * total * self.together
         return Event("work", {"serial": serial, **cycles})
 
@@ -948,11 +947,6 @@ def _linear(access: Access, values: Mapping[str, Number]) -> tuple[Number, ...]:
 def steps_of(origin: Affine, name: str) -> Number:
     """Return the coefficient of a variable in an index."""
     return sum((c for v, c in origin.terms if v == name and not isinstance(c, str)), 0)
-
-
-def _of_tile(do: Do) -> bool:
-    """Say whether a role does it on a tile: one thread or a warpgroup issues it, or shares it."""
-    return do.instruction.issuer in ("one", "warpgroup")
 
 
 def _arrives(statement: Statement) -> bool:

@@ -16,6 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 
+from tinygpu.codegen.run.agreement import computed
 from tinygpu.codegen.run.build import Builders
 from tinygpu.deadline import NEVER, Deadline
 from tinygpu.errors import IllegalScheduleError, TinyGpuError
@@ -23,7 +24,6 @@ from tinygpu.meaning.identity import Meaning
 from tinygpu.search.exact.best import Ranked, Ranking, rank
 from tinygpu.search.time.cost import cost
 from tinygpu.search.time.launch import Assembled
-from tinygpu.search.tuning.computed import computed
 from tinygpu.space.space import Space
 
 __all__ = ["Watch", "assembled", "computing", "ranked", "unseen"]

@@ -155,6 +155,11 @@ class Instruction:
         return self.unit == "shuffle" or self.issuer == "warp" or bool(self.folds)
 
     @property
+    def of_tile(self) -> bool:
+        """Whether one thread or a warpgroup issues it, for a tile."""
+        return self.issuer in ("one", "warpgroup")
+
+    @property
     def crosses(self) -> bool:
         """Whether a lane gets what other lanes of its warp have: a shuffle, a fold."""
         return self.unit == "shuffle" or bool(self.folds)

@@ -42,7 +42,7 @@ from tinygpu.isa.memory import DTYPES
 from tinygpu.isa.mma_sync import products
 from tinygpu.isa.wgmma import joined, rows_of
 from tinygpu.meaning.cluster import Run
-from tinygpu.meaning.execution import folded, is_tile, is_warps
+from tinygpu.meaning.execution import folded, is_warps
 from tinygpu.meaning.interpret import looked_up, unwritten
 from tinygpu.meaning.race import Cells, Finding, GlobalArray, Kind
 from tinygpu.meaning.touched import OnChip, Touched, Toucher, compared, coordinates, extent
@@ -408,7 +408,7 @@ class _Work:
 
     def plain(self, do: Do, group: _Group) -> None:
         """Read, compute, round and write, by all threads, on all values."""
-        tile = is_tile(do)
+        tile = do.of_tile
         mine = self.mine(do, group, tile)
         if not mine.size:
             return

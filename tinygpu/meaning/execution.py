@@ -33,7 +33,7 @@ from tinygpu.numbers import Booleans, Floats, Integers, Number
 from tinygpu.term.program import Access, Do
 
 __all__ = [
-    "TOGETHER", "claim", "execute", "folded", "from_gmem", "in_warps", "is_tile", "is_warps",
+    "TOGETHER", "claim", "execute", "folded", "from_gmem", "in_warps", "is_warps",
     "place_of", "stage_of", "stale", "tile_of", "to_gmem", "who_of",
 ]  # fmt: skip
 
@@ -76,18 +76,13 @@ class Selection:
 # Where an access is
 
 
-def is_tile(do: Do) -> bool:
-    """Whether the values are those of a tile, and not of each thread."""
-    return do.instruction.issuer in ("warpgroup", "one") and not do.threads
-
-
 TOGETHER = Who(_ONE, "tile", _ONE[:, None])
 
 
 def who_of(agent: Agent, do: Do, env: Mapping[str, int]) -> Who:
     """Return which threads execute a Do, and on which values."""
     known = agent.cta.cluster.run.known
-    if not is_tile(do):
+    if not do.of_tile:
         key: object = (agent.key, do.lanes)
         if key not in known:
             mine, numbers = None, agent.threads

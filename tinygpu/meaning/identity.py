@@ -56,7 +56,6 @@ from tinygpu.legality.mask_cover import Cover, mask_cover
 from tinygpu.meaning.assumptions import ends, unproved, window
 from tinygpu.meaning.canonical import NotCanonicalError, canonical_run
 from tinygpu.meaning.composition import by_reference, composed
-from tinygpu.meaning.execution import is_tile
 from tinygpu.meaning.exponential_ring import DRAWS, P2, exponential_ring, has_exponential
 from tinygpu.meaning.inputs import drawn, drawn_indices, kinds, with_pool
 from tinygpu.meaning.interpret import SCALAR, edge_of, interpret, tile_of, wrong_result
@@ -578,7 +577,7 @@ def _work(program: Program, sizes: Mapping[str, int]) -> float:
         for s in body:
             if isinstance(s, Do):
                 elements = prod(int(v) for v in s.values)
-                tile = is_tile(s)
+                tile = s.of_tile
                 if s.instruction.unit == "tensor":
                     elements = 4 * elements if s.instruction.warp_product else elements // 2
                 total += _STATEMENT + elements * (1 if tile else many) * instances

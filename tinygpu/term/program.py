@@ -516,10 +516,15 @@ class Program:
         return sum(r.threads * r.copies for r in self.roles)
 
     @property
+    def in_tmem(self) -> bool:
+        """Whether a buffer lies in tensor memory."""
+        return any(b.level == "tmem" for b in self.buffers)
+
+    @property
     def smem_bytes(self) -> int:
         """Shared memory of a CTA's buffers and barriers, and of tensor memory's address."""
         buffers = sum(b.bytes for b in self.buffers if b.level == "smem")
-        address = 8 if any(b.level == "tmem" for b in self.buffers) else 0
+        address = 8 if self.in_tmem else 0
         return buffers + address + sum(8 * b.stages for b in self.barriers if not b.named)
 
     def parameter_values(
@@ -716,7 +721,7 @@ def _misused(do: Do) -> str:
         if buffer.pages and (do.write is access or how.unit != "tma" or access.trimmed or own):
             return f"{buffer.name} lies in pages; TMA's loads alone look up in which"
     if not own:
-        tensor = how.unit == "tensor" and how.issuer in ("warpgroup", "one")
+        tensor = how.unit == "tensor" and how.of_tile
         for field, given, meant in (
             ("signal", do.signal is not None, how.completion == "mbarrier"),
             ("fresh", do.fresh is not None, tensor),

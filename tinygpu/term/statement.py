@@ -436,6 +436,11 @@ class Do(_Simple):
     where: Predicate | None = None
 
     @property
+    def of_tile(self) -> bool:
+        """Whether its values are those of a tile, and not of each thread."""
+        return self.instruction.of_tile and not self.threads
+
+    @property
     def accesses(self) -> tuple[Access, ...]:
         """Its reads and then its write."""
         return (*[r for r in self.reads if isinstance(r, Access)], self.write)

@@ -34,7 +34,7 @@ from tinygpu.term.program import Buffer, Do, Program, select
 
 __all__ = [
     "COLUMNS", "LANES", "RowLanes", "allocated_columns", "columns_of", "first_columns",
-    "placement", "used_columns", "uses_tensor_memory",
+    "placement", "used_columns",
 ]  # fmt: skip
 
 LANES, COLUMNS = 128, 512  # spec
@@ -88,11 +88,6 @@ class RowLanes:
         full = apart // near
         lanes = None if isinstance(full, int) and full == 1 else (near, full, 0)
         return replace(do, threads=(near, full, LANES // apart), lanes=lanes)
-
-
-def uses_tensor_memory(program: Program) -> bool:
-    """Say whether a program has buffers in tensor memory."""
-    return any(b.level == "tmem" for b in program.buffers)
 
 
 def columns_of(buffer: Buffer) -> Number:
