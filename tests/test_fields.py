@@ -6,6 +6,7 @@ is added to a statement fails here until it is in ``KNOWN``, and then until each
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,11 +22,11 @@ from tinygpu.codegen.emit import emit
 from tinygpu.devices.device import load_device
 from tinygpu.errors import IllegalScheduleError, ProgramError
 from tinygpu.isa.instruction import Instruction
-from tinygpu.legality.concurrency.judge import verdict, verdict_of
+from tinygpu.legality.concurrency.judge import verdict
 from tinygpu.legality.laws import LAWS, own_laws
 from tinygpu.legality.reach import Case
 from tinygpu.machines import MACHINES, ampere, blackwell, hopper, simt
-from tinygpu.meaning.identity import _computes, computes
+from tinygpu.meaning.identity import computes
 from tinygpu.meaning.interpret import check, reduced
 from tinygpu.search.time.cost import cost
 from tinygpu.term.access_map import Access, Affine, Buffer, Immediate, Predicate, Scalar
@@ -217,19 +218,9 @@ def interprets(program: Program) -> None:
     check(program, small_sizes, seeds=(0,))
 
 
-def judges(program: Program) -> None:
-    verdict_of.cache_clear()
-    verdict(program)
-
-
-def asks_meaning(program: Program) -> None:
-    _computes.cache_clear()
-    computes(program)
-
-
 WALKS: dict[str, Callable[[Program, str], object]] = {
-    "judge": lambda program, _: judges(program),
-    "computes": lambda program, _: asks_meaning(program),
+    "judge": lambda program, _: verdict(program),
+    "computes": lambda program, _: computes(program),
     "interpreter": lambda program, _: interprets(program),
     "laws": asks_laws,
     "time": lambda program, device: cost(program, sizes_of(program), load_device(device)),
@@ -270,7 +261,11 @@ class Noting:
 
 @contextmanager
 def noted() -> Iterator[set[str]]:
-    """Note which fields are read."""
+    """Note which fields are read; what other tests asked is forgotten, or nobody reads it again."""
+    for name, module in [*sys.modules.items()]:
+        for kept in vars(module).values() if name.startswith("tinygpu.") else ():
+            if isinstance(kept, functools._lru_cache_wrapper):
+                kept.cache_clear()
     seen: set[str] = set()
     homes = [(k, f.name) for kind in PARTS for f in fields(kind) for k in kind.__mro__
              if f.name in k.__dict__]  # fmt: skip
