@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tinygpu.codegen.run import agreement as asked_on_all_cores
+from tinygpu.codegen.run import agreement
 from tinygpu.codegen.run.agreement import computed
 from tinygpu.devices.device import load_device
 from tinygpu.errors import OperationError
@@ -145,7 +145,7 @@ def test_a_search_keeps_no_features() -> None:
 
 def test_what_programs_compute_is_found_on_all_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each gets what ``computes`` says of it, in order, whatever else is asked."""
-    monkeypatch.setattr(asked_on_all_cores, "cores", lambda: 2)
+    monkeypatch.setattr(agreement, "cores", lambda: 2)
     right = Simt().program(matmul(), Chosen(LADDER["shared"]))
     wrong = replace(right, grid=right.grid[::-1])
     programs = [right, wrong, right, replace(right, raster=4)]
@@ -154,12 +154,12 @@ def test_what_programs_compute_is_found_on_all_cores(monkeypatch: pytest.MonkeyP
 
 def test_an_error_of_a_copy_is_that_of_the_first_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """It comes with its traceback, which tells whose code it is."""
-    monkeypatch.setattr(asked_on_all_cores, "cores", lambda: 2)
+    monkeypatch.setattr(agreement, "cores", lambda: 2)
 
     def fails(program: Any) -> Any:
         raise OperationError(f"here: {os.getpid()}")
 
-    monkeypatch.setattr(asked_on_all_cores, "computes", fails)
+    monkeypatch.setattr(agreement, "computes", fails)
     right = Simt().program(matmul(), Chosen(LADDER["shared"]))
     with pytest.raises(OperationError, match=f"here: {os.getpid()}"):
         list(computed([right, right]))
