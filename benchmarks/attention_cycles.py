@@ -95,6 +95,10 @@ CHANGES: Mapping[str, Mapping[str, Value]] = {
     "loads KQVK": {"consumer_order": _BEST, "producer_order": "KQVK"},
     "loads QKKV": {"consumer_order": _BEST, "producer_order": "QKKV"},
     "loads KQKV": {"consumer_order": _BEST, "producer_order": "KQKV"},
+    "by rows": {"consumer_order": _BEST, "softmax": "by rows"},
+    "by rows, raster 1": {"consumer_order": _BEST, "softmax": "by rows", "raster": 1},
+    "by rows, pair": {"consumer_order": _BEST, "softmax": "by rows", "cluster_m": 2},
+    "by rows, 144 keys": {**_SHARED, "stages_q": 1, "softmax": "by rows", "tile_n": 144},
 }  # fmt: skip
 """Schedules as changes of the point "zigzag", whose raster is 4."""
 

@@ -364,9 +364,9 @@ class Emitter(KernelCode):
 
     def body(self, body: tuple[Statement, ...], scope: Scope) -> None:
         """Emit statements in order; copies of whole tiles that follow one another ask once."""
-        before: Statement | None = None
+        before: Sequence[str] = ()
         for run in self._runs(body):
-            statement = run[0]
+            statement, made = run[0], run[-1:]
             if not isinstance(statement, Do | Block):
                 self.text.lines.append(f"{_ORDER}{statement}")
             match statement:
@@ -375,8 +375,7 @@ class Emitter(KernelCode):
                 case Do():
                     self.do(statement, scope)
                 case For(unrolled=True):
-                    for inner in scope.within(statement):
-                        self.body(statement.body, inner)
+                    before, made = self._unrolled(statement, scope), ()
                 case For():
                     self.loop(statement, scope)
                 case When():
@@ -395,8 +394,8 @@ class Emitter(KernelCode):
                     raise ProgramError(f"{statement}: pending groups are 0 or more; raise it")
                 case WaitGroup(pending, read=read):
                     how = statement.how
-                    if how.holds == "sums" and isinstance(before, Do):
-                        self._hold(before, scope)
+                    if how.holds == "sums":
+                        self._hold(before)
                     text = f"{how.ptx}.{how.wait}{'.read' * read}{how.qualifiers}"
                     self.text.emit(f"{text} {pending}")
                 case Elect() | Wait() | Arrive() | Fence() if not self.program.barriers:
@@ -415,7 +414,22 @@ class Emitter(KernelCode):
                     self.text.emit(f"{statement}{statement.how.qualifiers}")
                 case _:
                     assert_never(statement)
-            before = run[-1]
+            before = self._few(made, scope) if made else before
+
+    def _unrolled(self, loop: For, scope: Scope) -> Sequence[str]:
+        """Emit the turns of an unrolled loop; return the few values that its last one made.
+
+        Where a turn has statements of its own number behind a special function of few values, they
+        are long, and the next turn is done beside them: what it begins with stays behind the few.
+        """
+        guards = [s.index for s in loop.body if isinstance(s, When)]
+        beside = any(name == loop.var for index in guards for name, _ in index.terms)
+        few: Sequence[str] = ()
+        for inner in scope.within(loop):
+            self._behind(few, loop.body, inner)
+            self.body(loop.body, inner)
+            few = self._few(loop.body, inner, "sfu") if beside else ()
+        return few
 
     def _runs(self, body: tuple[Statement, ...]) -> Iterator[tuple[Statement, ...]]:
         """Yield statements, those that ask together whether tiles are whole as one run."""
@@ -433,29 +447,56 @@ class Emitter(KernelCode):
             and any(guarded for access in statement.accesses for guarded in access.guard)
         )
 
-    def _hold(self, do: Do, scope: Scope) -> None:
-        """Keep what the wait after a statement of arithmetic waits for behind that statement.
+    def _few(self, body: Sequence[Statement], scope: Scope, unit: str = "") -> Sequence[str]:
+        """Return the registers of the last statement of arithmetic that makes few values, if any.
+
+        With a ``unit`` it is the last one of that unit.
+        """
+        for do in reversed(body):
+            if isinstance(do, Do) and (not unit or do.instruction.unit == unit):
+                access = do.write
+                own = access.buffer.level == "registers" and access.buffer.dtype == "f32"
+                if own and do.instruction.unit != "tensor":
+                    cells = [*dict.fromkeys(self.cells(access, do.values, scope))]
+                    if len(cells) <= _MOST_HELD:
+                        return cells
+        return ()
+
+    def _hold(self, few: Sequence[str]) -> None:
+        """Keep what a wait waits for behind the arithmetic before it, of a few values.
 
         Else ptxas moves the wait up, before all arithmetic that products in flight should hide.  It
         leaves the wait behind a store that needs the results, and that is never done: it asks for
         bits that no sum of numbers has, as a NaN that add.f32 gives is 0x7fffffff.
         """
-        how, access = do.instruction, do.write
-        if how.unit == "tensor" or access.buffer.level != "registers":
-            return
-        if access.buffer.dtype != "f32":
-            return
-        first, *others = dict.fromkeys(self.cells(access, do.values, scope))
-        if len(others) >= _MOST_HELD:
+        if not few:
             return
         text, total = self.text, self.text.register("f32")
-        bits, never = text.register("u32"), text.register("pred")
+        first, *others = few
         text.emit(f"add.f32 {total}, {first}, {others[0] if others else first}")
         for cell in others[1:]:
             text.emit(f"add.f32 {total}, {total}, {cell}")
-        text.emit(f"mov.b32 {bits}, {total}")
-        text.emit(f"setp.eq.u32 {never}, {bits}, {_NO_SUM}")
+        never, bits = self._never(total)
         text.emit(f"@{never} st.shared.u32 [%smem], {bits}")
+
+    def _behind(self, few: Sequence[str], body: Sequence[Statement], scope: Scope) -> None:
+        """Keep what a body reads first of few values behind those: else ptxas moves it before."""
+        first = next((do for do in body if isinstance(do, Do)), None)
+        if not few or first is None:
+            return
+        reads = [r for r in first.reads if isinstance(r, Access) and r.buffer.level == "registers"]
+        cells = [dict.fromkeys(self.cells(r, first.values, scope)) for r in reads]
+        never, _ = self._never(few[0])
+        for cell in min(cells, key=len, default={}):
+            self.text.emit(f"selp.f32 {cell}, {few[0]}, {cell}, {never}")
+
+    def _never(self, value: str) -> tuple[str, str]:
+        """Return a predicate that holds for no number, and the bits that it has asked."""
+        text = self.text
+        bits, never = text.register("u32"), text.register("pred")
+        text.emit(f"mov.b32 {bits}, {value}")
+        text.emit(f"setp.eq.u32 {never}, {bits}, {_NO_SUM}")
+        return never, bits
 
     def do(self, do: Do, scope: Scope) -> None:
         """Emit one statement through its rule."""

@@ -74,18 +74,20 @@ class Neighbourhood:
     def crossed(self, schedule: Schedule, others: Sequence[Schedule]) -> list[Candidate]:
         """Return a schedule with what others choose where schedules of the model tie.
 
-        These are the decisions of ``Machine.apart`` beyond its spread: every value of one that
-        others have, in their order, with every one of the next.
+        These are the decisions of ``Machine.apart`` beyond its spread: with every value of one that
+        others have, or that measured faster, in their order, every one of the next.
         """
         space, machine = self.space, self.space.machine
         tied = [name for name in machine.apart if name not in machine.spread]
-        seen = [list(dict.fromkeys(one[name] for one in (schedule, *others))) for name in tied]
+        faster = schedule.with_(**machine.measured)
+        every = (schedule, *others, *[faster] * bool(machine.measured))
+        seen = [list(dict.fromkeys(one[name] for one in every)) for name in tied]
         here = np.array([space.values[n].index(schedule[n]) for n in space.axes], np.int64)
         found: list[Candidate] = []
-        for values in product(*reversed(seen)) if tied else ():
+        for values in product(*seen) if tied else ():
             if self.until.passed() or len(found) == _CROSSED:
                 break
-            chosen = dict(zip(reversed(tied), values, strict=True))
+            chosen = dict(zip(tied, values, strict=True))
             own = tuple(chosen.get(name, schedule[name]) for name in space.structural)
             found += self._changed(own, here, [()])
         return found

@@ -107,12 +107,12 @@ WORDS = {"fma", "alu", "mufu", "cvt", "mov", "mbarrier"}
 WALK_LINES = {
     "meaning": 6044,
     "legality": 8102,
-    "time": 5056,
-    "tinygpu.codegen.emit kernel rules": 4460,
+    "time": 5107,
+    "tinygpu.codegen.emit kernel rules": 4497,
 }
 """The most lines of a walk."""
 
-LINES = 73534
+LINES = 73709
 """The most lines of the three folders together; without the emulator they are to be 40,000."""
 
 

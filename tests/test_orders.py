@@ -126,6 +126,7 @@ def test_neighbours_lead_to_every_order() -> None:
     [
         ("none", {}),
         ("causal", {"queries": "registers", "turns": "mbarrier", "cluster_m": 2}),
+        ("causal", {"softmax": "by rows"}),
         ("window:100:3", {**STARTS["weights through memory"]}),
         ("causal", {**STARTS["decode"]}),
     ],

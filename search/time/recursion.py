@@ -541,7 +541,7 @@ class Following(Walk):
             self.arithmetic[key] = issue, special * FITTED["special"], busy
         issue, special, busy = self.arithmetic[key]
         least: Time = 0.0
-        start, count = state.now, event.count
+        start, count = state.now, event.count * event.turns
         for name in event.reads:
             if name in there:
                 first, last, many = there[name]
@@ -561,7 +561,10 @@ class Following(Walk):
             done = free[unit] = (start if start > before else before) + cycles_here
             end = done if done > end else end
         worked = end + event.latency
-        there[event.write] = (worked if event.folds else start + event.latency), worked, count
+        when = (worked if event.folds else start + event.latency), worked, count
+        there[event.write] = when
+        for name in event.also:
+            there[name] = when
         state.worked = worked if worked > state.worked else state.worked
         return start, end
 

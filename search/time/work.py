@@ -122,7 +122,8 @@ class Event:
     ``count`` instructions, each of which takes ``each[unit]`` cycles: their product is kept apart
     until it is needed, for over a space it depends on more decisions than either.  ``arrivals``: of
     an arrival, how many it counts as; of a wait, how many complete the phase.  ``folds``: many
-    values become few, so that none is there before all are done.
+    values become few, so that none is there before all are done.  ``also``: what it writes beside
+    ``write``; ``turns``: of a loop that is written out, in which it does a part of its values.
     """
 
     kind: Kind
@@ -140,6 +141,8 @@ class Event:
     write: str = ""
     arrivals: Number = 1
     folds: Number | bool = False
+    also: tuple[str, ...] = ()
+    turns: int = 1
 
     @property
     def once(self) -> bool:
@@ -421,6 +424,8 @@ class _Accountant:
         self.flying = flying
         self.runs: dict[str, tuple[tuple[Number, ...], Number]] = {}  # of loads to registers
         self.step_var = ""
+        self.turn: tuple[str, int] | None = None  # of a loop of arithmetic that is written out
+        self.parts: dict[str, tuple[range, frozenset[str]]] = {}  # of registers, by such a loop
         self.shares: dict[str, Number] = {}  # of tiles in which a value of theirs is above 0
 
     @property
@@ -452,6 +457,9 @@ class _Accountant:
             together=self.together, step=tiles.step if in_turn else 1,
             warps=self.role.threads / WARP,
         )  # fmt: skip
+        for steps in inside:
+            if isinstance(steps, For) and not steps.unrolled:
+                self.parts |= _parts(steps.body)
         loops: list[StepLoop] = []
         begin = 0  # without a loop it rests while others take steps
         for at, steps in enumerate(inside):
@@ -488,6 +496,9 @@ class _Accountant:
                     trips = np.maximum(self.trips(statement), 0)
                     start, many = statement.start, self.flying if statement.unrolled else 1
                     found.append(Loop(statement.var, trips, inner, form, start, many))
+                case When(index, bound, inner) if self.turn and _names(index) == {self.turn[0]}:
+                    if index.evaluate(dict((self.turn,))) < self.number(bound):
+                        found += self.tree(inner, around, in_step=in_step)
                 case When(index, bound, inner) as when:
                     nodes = self.tree(inner, around, in_step=in_step)
                     own = len(index.terms) == 1 and index.terms[0][0] in self.extents
@@ -542,6 +553,8 @@ class _Accountant:
 
     def tile_loop(self, loop: For, around: tuple[For, ...], in_step: bool) -> list[Node]:
         """Return an unrolled loop of a role that takes tiles."""
+        if in_step and loop.var in self.parts:
+            return self.written_out(loop, around)
         count, nodes = self.trips(loop), self.tree(loop.body, around, in_step=in_step)
         told = tuple(n for n in nodes if isinstance(n, Guard))
         if not all(guard.tells for guard in told):
@@ -557,6 +570,15 @@ class _Accountant:
             cycles = {unit: each * count for unit, each in nodes[0].cycles.items()}
             return [replace(nodes[0], each=cycles)]
         return [Loop(loop.var, count, nodes, "signals" if _signals(nodes) else "serial")]
+
+    def written_out(self, loop: For, around: tuple[For, ...]) -> list[Node]:
+        """Return the turns of a loop of arithmetic: each waits for its own part of registers."""
+        found: list[Node] = []
+        for turn in self.parts[loop.var][0]:
+            self.turn = loop.var, turn
+            found += self.tree(loop.body, around, in_step=True)
+        self.turn = None
+        return found
 
     def trips(self, loop: For) -> Number:
         return self.number(loop.trips) - loop.start
@@ -735,7 +757,25 @@ class _Accountant:
             n for n, moves in zip(do.values, do.write.value, strict=True) if any(moves)
         )
         count = one.count * self.role.threads / WARP
-        return replace(one, kind="math", each=each, count=count, folds=many < one.count)
+        here = self.turn or ("", 0)
+        turns, _ = self.parts.get(here[0], (range(1), frozenset()))
+        reads = tuple(n for a in do.accesses[:-1] for n in self.parts_of(a, here))
+        write, *also = self.parts_of(do.write, here)
+        return replace(
+            one, kind="math", each=each, count=count, folds=many < one.count,
+            reads=tuple(n for n in reads if n.partition(".")[0] in one.reads), write=write,
+            also=tuple(also), turns=len(turns),
+        )  # fmt: skip
+
+    def parts_of(self, access: Access, here: tuple[str, int]) -> tuple[str, ...]:
+        """Return the names of what it touches of a register: its own turn's part, or all."""
+        name, (var, turn) = access.buffer.name, here
+        turns = next((t for t, names in self.parts.values() if name in names), None)
+        if turns is None:
+            return (name,)
+        if any(var in _names(origin) for origin in access.origin):
+            return (f"{name}.{turn}",)
+        return tuple(f"{name}.{turn}" for turn in turns)
 
     def threads(self, do: Do, around: tuple[For, ...]) -> Event:
         """Return the event of an instruction of threads on their own values: one rule a unit."""
@@ -964,6 +1004,23 @@ def _opened(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
         else:
             found.append(statement)
     return tuple(found)
+
+
+def _names(index: Affine) -> set[str]:
+    return {name for name, _ in index.terms}
+
+
+def _parts(body: tuple[Statement, ...]) -> dict[str, tuple[range, frozenset[str]]]:
+    """Return unrolled loops of arithmetic, and the registers of which a turn has its own part."""
+    found: dict[str, tuple[range, frozenset[str]]] = {}
+    for loop in each(body):
+        if isinstance(loop, For) and loop.unrolled and isinstance(loop.trips, int):
+            inside = [do for do in each(loop.body) if isinstance(do, Do)]
+            if inside and all(map(_arithmetic, inside)):
+                own = (a for do in inside for a in do.accesses)
+                names = {a.buffer.name for a in own if any(loop.var in _names(o) for o in a.origin)}
+                found[loop.var] = range(loop.start, loop.trips), frozenset(names)
+    return found
 
 
 def _arithmetic(do: Do) -> bool:

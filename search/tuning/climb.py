@@ -57,6 +57,9 @@ _ASSEMBLING_SHARE, _LEAST_ASSEMBLING = 0.2, 1.0
 """Of a search's time, what ptxas may take to order the model's best, and the seconds it needs."""
 _CROSSED = 32
 """With what so many of the model's best choose the first of them is crossed."""
+_TIED = 0.04
+"""By how much times of the model tie where a card told values apart: its error at kernels that it
+was not made on, of attention, in the median."""
 _MOST_AT_ONCE = 16
 """Kernels of the first batch, at most: those of as many cores take as long to build as one."""
 _CAPTURE_SECONDS, _LEAST_ROUNDS = 0.08, 5
@@ -251,19 +254,35 @@ class _Climb:
     def crossed(self, first: Sequence[Candidate]) -> list[Candidate]:
         """Add the model's best with what others choose where it ties; the best of each kind stays.
 
-        Of a machine without such decisions nothing is added, and nothing reordered.
+        So is the best that has the tile which measured faster.  That of those that tie with the
+        best which has most of what measured faster comes first.  Of a machine without such
+        decisions nothing is added, and nothing reordered.
         """
         more = []
         wait(self.looked.values())  # one looks at a time
         for name, near in self.near.items():
             mine = [one.schedule for one in first if one.schedule.machine == name]
-            more += near.crossed(mine[0], mine[1:_CROSSED]) if mine else []
+            machine = self.spaces[name].machine
+            tile = {n: v for n, v in machine.measured.items() if n in machine.spread}
+            faster = (one for one in mine if all(one[n] == v for n, v in tile.items()))
+            for one in dict.fromkeys((*mine[:1], *islice(faster, 1))):
+                others = [other for other in mine[:_CROSSED] if other != one]
+                more += near.crossed(one, others)
         if not more:
             return list(first)
         best: dict[object, Candidate] = {}
-        for one in sorted((*first, *more), key=lambda c: c.predicted_seconds):
-            best.setdefault(self.apart(one.schedule), one)
-        return list(best.values())
+        for candidate in sorted((*first, *more), key=lambda c: c.predicted_seconds):
+            best.setdefault(self.apart(candidate.schedule), candidate)
+        found = list(best.values())
+        least = found[0].predicted_seconds
+        tied = (one for one in found if one.predicted_seconds <= (1 + _TIED) * least)
+        preferred = min(tied, key=self.lacks)
+        return [preferred, *(one for one in found if one is not preferred)]
+
+    def lacks(self, one: Candidate) -> int:
+        """Return how many decisions have another value than the one that measured faster."""
+        measured = self.spaces[one.schedule.machine].machine.measured
+        return sum(one.schedule[name] != value for name, value in measured.items())
 
     def by_code(self, first: Sequence[Candidate], until: Deadline) -> list[Candidate]:
         """Order by the time with the registers and spills that ptxas says, as far as it is asked.

@@ -25,6 +25,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from functools import cache
+from types import MappingProxyType
 from typing import ClassVar
 
 from tinygpu.errors import OperationError
@@ -239,11 +240,7 @@ class Attention(FlashAttention):
     rows_by = _ROWS
     copied = "TMA's lines"
     spread = ("consumers", "tile_n")
-
-    @property
-    def apart(self) -> tuple[str, ...]:
-        """Also where the queries lie: it changes the code and hardly what the model says."""
-        return (*super().apart, "queries")
+    measured = MappingProxyType({"consumers": 2, "queries": "registers", "softmax": "by rows"})
 
     depth = Choice(128, 64, 192, 256, meaning="head dimension that the kernel is for")
     consumers = Choice(1, 2, 3, structural=True, meaning="warpgroups that multiply, 64 rows each")
@@ -275,6 +272,14 @@ class Attention(FlashAttention):
         structural=True,
         before="registers",
         meaning="where products take weights from",
+    )
+    softmax = Choice(
+        "at once",
+        "by rows",
+        structural=True,
+        before="at once",
+        meaning="a thread's rows: all maxima, then all weights; or weights of one under the "
+        "other's maximum",
     )
     epilogue = Choice("direct", "tma", structural=True, meaning="how rows reach o")
     persistent = Choice(0, 1, meaning="CTAs stay for several tiles (1)")
@@ -365,7 +370,8 @@ class Attention(FlashAttention):
         d = choose
         room = select(d.consumers < 3, 208, 128)
         shared, ahead = d.weights == "shared", d.queries == "registers"
-        part = 8 if _narrow(operation) else 4  # of a row, or of a block's keys, in a register
+        narrow = _narrow(operation)
+        part = 8 if narrow else 4  # of a row, or of a block's keys, in a register
         held = d.tile_n // 2 + d.depth // 2 + (d.depth // part if ahead else 0)
         every = held + d.tile_n // part
         eight_bits = Requirement(
@@ -380,7 +386,7 @@ class Attention(FlashAttention):
             "weights registers",
         )
         return (
-            *(eight_bits,) * _narrow(operation),
+            *(eight_bits,) * narrow,
             Requirement(
                 "statistics",
                 (held if shared else every) <= room,
@@ -398,6 +404,12 @@ class Attention(FlashAttention):
                 not ahead or ((d.stages_q == 1) & (d.consumers > 1) & (not shared)),
                 "several consumers hold queries, whose one stage is free at once, and weights",
                 "choose queries shared; or stages_q 1, weights registers and consumers 2 or 3",
+            ),
+            Requirement(
+                "by_rows",
+                d.softmax == "at once" or (not narrow and not shared),
+                "weights of a thread's rows lie in registers, and are of 16 bits",
+                "choose softmax at once; or weights registers",
             ),
             Requirement(
                 "in_turn",
@@ -603,12 +615,14 @@ class Consumer:
         at = f"{machine.heads_by}, {machine.tile_by}, {_ROWS}"
         shares = KeyShares(k, machine.split_kv) if slices else None
         by = next(iter({**spans, **duo}), "")
-        self.rows = RowStatistics(k, self.scores, acc, at, by=by, shares=shares)
+        by_rows = machine.softmax == "by rows"
+        self.rows = RowStatistics(k, self.scores, acc, at, by=by, shares=shares, by_rows=by_rows)
         self.turns = None if machine.turns == "none" else ProductTurns(k, machine.turns)
 
     def parts(self, queries: Piece) -> dict[str, LoopPart]:
         """Return the parts of a step in the order without overlap; ``queries`` in shared memory."""
         rows, weights = self.rows, self.weights
+        by_rows = rows.by_rows
 
         def multiply(step: LoopIndex) -> None:
             self.keys.wait(step)
@@ -621,7 +635,16 @@ class Consumer:
 
         def maximise(step: LoopIndex) -> None:
             self.machine.mask(self.k, self.scores, step)
-            rows.maximise()
+            if by_rows:
+                rows.maximise_by_rows()
+            else:
+                rows.maximise()
+
+        def exponentiate(_: LoopIndex) -> None:
+            if by_rows:
+                rows.exponentiate_last()
+            else:
+                rows.exponentiate()
 
         def add_values(step: LoopIndex) -> None:
             self.values.wait(step)
@@ -630,7 +653,7 @@ class Consumer:
         return {
             "S": LoopPart(multiply, self.keys.release),
             "M": LoopPart(maximise),
-            "E": LoopPart(lambda _: rows.exponentiate()),
+            "E": LoopPart(exponentiate),
             "L": LoopPart(lambda _: rows.add_up()),
             "O": LoopPart(lambda _: rows.rescale()),
             "P": LoopPart(lambda step: weights.round(self.scores, step)),
@@ -781,14 +804,15 @@ class RowStatistics:
 
     def __init__(
         self, k: Kernel, scores: Held, acc: Held, at: str, *, by: str = "",
-        shares: KeyShares | None = None,
+        shares: KeyShares | None = None, by_rows: bool = False,
     ) -> None:  # fmt: skip
         self.k, self.scores, self.acc, self.by = k, scores, acc, by
-        self.at, self.shares = at, shares
+        self.at, self.shares, self.by_rows = at, shares, by_rows
         rows = [digit for digit in acc.digits if digit in scores.digits]
         self.top, self.new, self.total = (
             k.registers(name, "f32", *rows) for name in ("top", "new", "total")
         )
+        self.row = rows[-1]
         self.apart = k.registers("apart", "f32", *rows, "pair")  # so that four maxima run at once
         self.shift, self.shrink = (k.registers(name, "f32", *rows) for name in ("shift", "shrink"))
         scale = value("scale") * _LOG2_E if k.op.scalars else Constant(_LOG2_E)
@@ -806,15 +830,37 @@ class RowStatistics:
         else:
             k.set(self.factor, self.scale)
         k.fill(self.top, _LEAST)
-        k.fill(self.total, 0.0)
-        k.fill(self.acc, 0.0)
+        for held in (self.total, self.acc, *((self.shift, self.shrink) if self.by_rows else ())):
+            k.fill(held, 0.0)
 
     def maximise(self) -> None:
         """Find the new maxima, and by what their weights shrink."""
-        k, known = self.k, {"factor": self.factor, "shift": self.shift}
+        k = self.k
         k.set(self.apart, value("top"), {"top": self.top})
         k.reduce("max", self.apart, self.scores)
         k.set(self.new, value("top"), {"top": self.top})
+        self._join()
+
+    def maximise_by_rows(self) -> None:
+        """Find one row's maximum after the other, beside the weights of the row before."""
+        k = self.k
+        for held in (self.apart, self.new):
+            k.set(held, value("top"), {"top": self.top})
+        for row in k.each(self.row):
+            k.reduce("max", self.apart, self.scores)
+            self._join()
+            with k.when(row < 1):
+                self.exponentiate()
+
+    def exponentiate_last(self) -> None:
+        """Make weights of the last row's scores."""
+        for row in self.k.each(self.row):
+            with self.k.when(row >= 1):
+                self.exponentiate()
+
+    def _join(self) -> None:
+        """Find maxima of those of its parts, in all threads that have a row."""
+        k, known = self.k, {"factor": self.factor, "shift": self.shift}
         k.reduce("max", self.new, self.apart)
         k.butterfly("max", self.new, over="quad")
         k.set(self.shift, -(value("new") * value("factor")), {"new": self.new, **known})
@@ -946,9 +992,9 @@ class RowStore:
 _FA2: Mapping[str, Value] = {
     "depth": 128, "consumers": 2, "tile_n": 128, "stages_k": 2, "stages_v": 2, "stages_q": 1,
     "consumer_order": "SsMELOPVv", "producer_order": "QKV", "turns": "none",
-    "queries": "shared", "weights": "registers", "epilogue": "direct", "persistent": 1,
-    "order": "straight", "together": "kv heads", "raster": 1, "early": 0, "cluster_m": 1,
-    "split_kv": 1, "pack_gqa": 0,
+    "queries": "shared", "weights": "registers", "softmax": "at once", "epilogue": "direct",
+    "persistent": 1, "order": "straight", "together": "kv heads", "raster": 1, "early": 0,
+    "cluster_m": 1, "split_kv": 1, "pack_gqa": 0,
 }  # fmt: skip
 _SKEWED = {**_FA2, "consumer_order": "SVsMELvOP"}
 _FA3 = {**_SKEWED, "turns": "named"}

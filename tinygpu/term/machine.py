@@ -207,6 +207,11 @@ class Machine(ABC):
     gates: ClassVar[bool] = False
     spread: ClassVar[tuple[str, ...]] = ()
     """Decisions in which schedules differ by more than details: tiles, and not rasters."""
+    measured: ClassVar[Mapping[str, Value]] = MappingProxyType({})
+    """Values that were faster on a card, of decisions that change what the model hardly sees.
+
+    Where they tie with its best, a search by measuring takes them for the model's first.
+    """
     in_order: ClassVar[Mapping[str, Value] | None] = None
     """Decisions with which each sum is one chain in the order of k, whatever all others and the
     sizes are: the bits of a result are then the same for every m.  None: it does not say."""
@@ -333,10 +338,12 @@ class Machine(ABC):
     def apart(self) -> tuple[str, ...]:
         """What schedules differ in from which a search by measuring starts.
 
-        That is ``spread``, and the orders of the same statements: the model ties them.
+        That is ``spread``, the orders of the same statements, and what is ``measured``: the model
+        ties them.
         """
         orders = [name for name, choice in self.decisions().items() if choice.orders]
-        return (*self.spread, *orders) if self.spread else ()
+        names = dict.fromkeys((*self.spread, *orders, *self.measured))
+        return tuple(names) if self.spread else ()
 
     @classmethod
     def decisions(cls) -> dict[str, Choice[Value]]:

@@ -1,0 +1,177 @@
+"""Softmax by rows: a thread's second row finds its maximum beside the weights of the first."""
+
+from __future__ import annotations
+
+import re
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from tests.sample import some
+from tinygpu.codegen.emit import Emitter, emit
+from tinygpu.codegen.run.assemble import assemble, every_ptxas, find_nvdisasm, sass
+from tinygpu.codegen.run.interpretation import COMPLETIONS
+from tinygpu.codegen.run.interpretation import interpret as emulated
+from tinygpu.deadline import NEVER
+from tinygpu.devices.device import load_device
+from tinygpu.errors import AssemblyError
+from tinygpu.legality.concurrency.judge import verdict
+from tinygpu.legality.laws import check_schedule
+from tinygpu.machines.attention import STARTS, Attention, RowStatistics, consumer_orders
+from tinygpu.meaning.identity import computes
+from tinygpu.search.neighbourhood import Candidate, Neighbourhood
+from tinygpu.search.time.timeline import timeline
+from tinygpu.search.tuning.climb import _Climb
+from tinygpu.space.space import Space
+from tinygpu.term.machine import Chosen, Value
+from tinygpu.term.operation import Problem, attention
+from tinygpu.term.program import Program
+from tinygpu.term.schedule import Schedule
+
+ZIGZAG = {**STARTS["zigzag"], "softmax": "by rows"}
+CAUSAL = Problem.of(attention(mask="causal"), l=4, h=8, g=2, m=2048, n=2048, d=128, e=128)
+SMALL: dict[str, Value] = {"depth": 64, "tile_n": 64, "consumers": 1, "queries": "shared"}
+SIZES = {"l": 1, "h": 1, "g": 1, "m": 130, "n": 150, "d": 24, "e": 16}
+
+
+def term(mask: str = "causal", **changed: Value) -> Program:
+    chosen = {**ZIGZAG, **SMALL, "order": "longest", "consumer_order": "SVsMvELOP", **changed}
+    return Attention().program(attention(mask=mask), Chosen(chosen))
+
+
+def has_no_tools() -> str:
+    try:
+        every_ptxas()
+    except AssemblyError as error:
+        return str(error)
+    return "" if find_nvdisasm() else "nvdisasm is not installed (pip install nvidia-cuda-nvdisasm)"
+
+
+# What it computes
+
+
+@pytest.mark.parametrize("order", ["SVsMvELOP", *some(consumer_orders().values, 3)])
+def test_it_is_legal_and_computes_its_operation(order: str) -> None:
+    program = term(consumer_order=order)
+    assert verdict(program).legal
+    assert computes(program, SIZES)
+
+
+@pytest.mark.parametrize(("mask", "changed"), [
+    ("none", {}), ("causal", {"consumers": 2, "depth": 128, "queries": "registers"}),
+    ("window:40:0", {"tile_n": 80}),
+])  # fmt: skip
+def test_its_code_is_right(mask: str, changed: dict[str, Value]) -> None:
+    program = term(mask, **changed)
+    sizes = {"l": 1, "h": 1, "g": 2, "m": 70, "n": 200, "d": 40, "e": 24}
+    assert emulated(program, sizes, arch="sm_90a", completions=COMPLETIONS[:1]).findings == ()
+
+
+def test_weights_of_a_row_that_is_left_out_are_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RowStatistics, "exponentiate_last", lambda _: None)
+    assert not computes(term(), SIZES)
+
+
+def test_a_row_by_the_other_ones_maximum_is_another_function(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Weights of the first row are made anew, of weights, where those of the last are due."""
+
+    def first(rows: RowStatistics) -> None:
+        for row in rows.k.each(rows.row):
+            with rows.k.when(row < 1):
+                rows.exponentiate()
+
+    monkeypatch.setattr(RowStatistics, "exponentiate_last", first)
+    assert not computes(term(), SIZES)
+
+
+@pytest.mark.parametrize("changed", [{"dtype": "e4m3"}, {"weights": "shared", "tile_n": 192}])
+def test_it_wants_weights_of_16_bits_in_registers(changed: dict[str, str]) -> None:
+    dtype = changed.pop("dtype", "bf16")
+    of = Problem.of(attention(dtype, mask="causal"), **CAUSAL.sizes)
+    one = Schedule.of(Attention(), {**ZIGZAG, "queries": "shared", **changed})
+    broken = check_schedule(one, Attention(), of, load_device("h100"))
+    assert any(str(reason).startswith("by_rows") for reason in broken)
+
+
+# Its code
+
+
+def between_rows(text: str) -> list[tuple[str, str]]:
+    """The registers that stay behind an earlier row's factor, and that factor's."""
+    return re.findall(r"selp\.f32 (%f\d+), (%f\d+), \1,", text)
+
+
+def test_the_second_maximum_stays_behind_the_first_factor() -> None:
+    text = emit(term(), "sm_90a")
+    held = between_rows(text)
+    assert held
+    for _, factor in held:
+        assert re.search(rf"ex2\.approx\.ftz\.f32 {factor}, ", text)
+    assert not between_rows(emit(term(softmax="at once"), "sm_90a"))
+
+
+@pytest.mark.skipif(bool(has_no_tools()), reason=has_no_tools() or "tools are there")
+@pytest.mark.parametrize("pinned", [True, False])
+def test_ptxas_leaves_it_beside_the_weights(monkeypatch: pytest.MonkeyPatch, pinned: bool) -> None:
+    """Half of the maxima stand behind the first exponential; without the pin none do."""
+    if not pinned:
+        monkeypatch.setattr(Emitter, "_behind", lambda *_: None)
+    program = Schedule.of(Attention(), ZIGZAG).program(Attention(), attention())
+    code = assemble(emit(program, "sm_90a"), "sm_90a")
+    assert not code.spills
+    after = sass(code.bytes).split("WARPGROUP.DEPBAR.LE gsb0, 0x1")[1]
+    step = after.split("HGMMA")[0]
+    behind = step[step.index("MUFU.EX2") :].count("FMNMX")
+    assert (behind >= step.count("FMNMX") // 2) == pinned
+
+
+# Its time, and what a search begins with
+
+
+@pytest.mark.parametrize("softmax", ["by rows", "at once"])
+def test_the_second_maximum_is_found_while_weights_are_made(softmax: str) -> None:
+    one = Schedule.of(Attention(), {**ZIGZAG, "softmax": softmax})
+    program = one.program(Attention(), CAUSAL.operation)
+    line = timeline(program, CAUSAL.sizes, load_device("h100"), iterations=1)
+    mine = sorted((e for e in line.events if e.row == "consumer 0"), key=lambda e: e.start_cycles)
+    long = [e for e in mine if e.statement == "mufu" and e.end_cycles - e.start_cycles > 300]
+    joined = [e.start_cycles for e in mine if e.statement == "shfl.sync"]
+    beside = [any(a.start_cycles <= at < a.end_cycles for a in long) for at in joined]
+    assert (sum(beside) >= len(joined) // 3) == (softmax == "by rows")
+
+
+def schedule(**changed: Value) -> Schedule:
+    return Schedule.of(Attention(), {**STARTS["zigzag"], **changed})
+
+
+def begun(*found: tuple[Schedule, float]) -> list[Candidate]:
+    """What a search by measuring begins with, of what a ranking and the crossing found."""
+    candidates = [Candidate(one, seconds) for one, seconds in found]
+    near = SimpleNamespace(crossed=lambda *_: candidates)
+    space = SimpleNamespace(machine=Attention())
+    looked: dict[Schedule, Future[Any]] = {}
+    climb = SimpleNamespace(looked=looked, near={"attention": near}, spaces={"attention": space})
+    climb.apart = lambda one: _Climb.apart(cast("_Climb", climb), one)
+    climb.lacks = lambda one: _Climb.lacks(cast("_Climb", climb), one)
+    return _Climb.crossed(cast("_Climb", climb), candidates[:1])
+
+
+def test_where_the_model_ties_a_search_begins_with_what_measured_faster() -> None:
+    plain, faster = schedule(softmax="at once", queries="shared"), schedule(softmax="by rows")
+    three = schedule(consumers=3, tile_n=80, queries="shared")
+    assert begun((three, 1.0), (plain, 1.01), (faster, 1.03))[0].schedule == faster
+    assert begun((three, 1.0), (plain, 1.01), (faster, 1.06))[0].schedule == plain
+    assert begun((plain, 1.0), (faster, 1.06))[0].schedule == plain
+    assert [c.predicted_seconds for c in begun((three, 1.0), (faster, 1.03))] == [1.03, 1.0]
+
+
+def test_the_best_is_crossed_with_what_measured_faster() -> None:
+    space = Space(Attention(), CAUSAL, load_device("h100"))
+    one = schedule(softmax="at once", queries="shared", stages_q=1)
+    crossed = Neighbourhood(space, NEVER).crossed(one, [])
+    kinds = {(c.schedule["queries"], c.schedule["softmax"]) for c in crossed}
+    assert ("registers", "by rows") in kinds
