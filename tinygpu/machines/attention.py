@@ -240,7 +240,9 @@ class Attention(FlashAttention):
     rows_by = _ROWS
     copied = "TMA's lines"
     spread = ("consumers", "tile_n")
-    measured = MappingProxyType({"consumers": 2, "queries": "registers", "softmax": "by rows"})
+    measured = MappingProxyType(
+        {"consumers": 2, "tile_n": 128, "queries": "registers", "softmax": "by rows"}
+    )
 
     depth = Choice(128, 64, 192, 256, meaning="head dimension that the kernel is for")
     consumers = Choice(1, 2, 3, structural=True, meaning="warpgroups that multiply, 64 rows each")
@@ -464,12 +466,18 @@ class Attention(FlashAttention):
         )
 
     def worth(self, sizes: Mapping[str, int], sms: int) -> Mapping[str, tuple[Value, ...]]:
-        """Keep to one head a block that queries fill, and to whole keys where tiles fill SMs."""
+        """Keep to one head a block that queries fill, and to whole keys where tiles fill SMs.
+
+        Rows one by one gain where the sums of a row are long, as measured; the model hardly tells.
+        """
         heads, queries = sizes["g"], sizes["m"]
         packed = next((most for most in (1, 8, 16) if queries <= most), 0) if heads > 1 else 0
         tiles = sizes["l"] * sizes["h"] * -(-heads * queries // _BLOCK)
         split = tuple(n for n in (1, 2, 4, 8) if n == 1 or tiles * n // 2 < sms)
-        return {"pack_gqa": tuple(dict.fromkeys((0, packed))), "split_kv": split}
+        softmax = "by rows" if sizes["d"] > _BLOCK else "at once"
+        return {
+            "pack_gqa": tuple(dict.fromkeys((0, packed))), "split_kv": split, "softmax": (softmax,),
+        }  # fmt: skip
 
     @property
     def rows(self) -> int:
