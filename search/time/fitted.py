@@ -129,7 +129,7 @@ FITTED: Mapping[str, float] = {
     # the share of what products alone take that the chip takes anyway, a cycle
     "idle_power": 0.3,
     # energy of a special function and what goes with it, over a cycle of the tensor cores of an SM
-    "special_power": 0.025,
+    "special_power": 0.03,
     # energy of a byte that L2 sends, over a cycle of the tensor cores of an SM
     "l2_power": 0.00678,
     # the share of the power cap that DRAM takes at its whole rate

@@ -1023,6 +1023,7 @@ _COMPILED = {**_FA3, "consumer_order": "SVsMvELOP"}
 _EARLY = {**_LONGEST, "consumer_order": "SOVsMvELP"}
 _EARLY_HELD = {**_EARLY, "queries": "registers"}
 _ZIGZAG = {**_EARLY_HELD, "order": "zigzag", "raster": 4}
+_BY_ROWS = {**_ZIGZAG, "consumer_order": "SVsMvELOP", "softmax": "by rows"}
 _ONE_HELD = {**_EARLY_HELD, "persistent": 0, "raster": 4}
 _EARLY_PAIR = {**_EARLY, "cluster_m": 2}
 _DECODE = {
@@ -1054,6 +1055,7 @@ STARTS: Mapping[str, Mapping[str, Value]] = {
     "early, queries in registers": _EARLY_HELD,
     "early, pair multicast": _EARLY_PAIR,
     "zigzag": _ZIGZAG,
+    "zigzag, by rows": _BY_ROWS,
     "one tile each, queries in registers": _ONE_HELD,
     "weights through memory": _MEMORY,
     "decode": _DECODE,
