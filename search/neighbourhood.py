@@ -79,9 +79,10 @@ class Neighbourhood:
         """
         space, machine = self.space, self.space.machine
         tied = [name for name in machine.apart if name not in machine.spread]
-        faster = schedule.with_(**machine.measured)
-        every = (schedule, *others, *[faster] * bool(machine.measured))
-        seen = [list(dict.fromkeys(one[name] for one in every)) for name in tied]
+        seen = []
+        for name in tied:
+            faster = [v for n, v in machine.measured.items() if n == name and v in space.values[n]]
+            seen.append(list(dict.fromkeys((*(one[name] for one in (schedule, *others)), *faster))))
         here = np.array([space.values[n].index(schedule[n]) for n in space.axes], np.int64)
         found: list[Candidate] = []
         for values in product(*seen) if tied else ():

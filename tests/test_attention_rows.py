@@ -175,3 +175,17 @@ def test_the_best_is_crossed_with_what_measured_faster() -> None:
     crossed = Neighbourhood(space, NEVER).crossed(one, [])
     kinds = {(c.schedule["queries"], c.schedule["softmax"]) for c in crossed}
     assert ("registers", "by rows") in kinds
+    fixed = Space(Attention(), CAUSAL, load_device("h100"), fixed={"softmax": "at once"})
+    kept = Neighbourhood(fixed, NEVER).crossed(one, [])
+    assert {c.schedule["softmax"] for c in kept} == {"at once"}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "d", "kept"),
+    [("bf16", 128, "by rows"), ("bf16", 64, "at once"), ("e4m3", 128, "at once")],
+)
+def test_a_ranking_keeps_to_one_kind_that_is_legal(dtype: str, d: int, kept: str) -> None:
+    of = Problem.of(attention(dtype, mask="causal"), **{**CAUSAL.sizes, "d": d, "e": d})
+    space = Space(Attention(), of, load_device("h100"))
+    assert space.worth["softmax"] == (kept,)
+    assert space.values["softmax"] == ("at once", "by rows")

@@ -254,9 +254,9 @@ class _Climb:
     def crossed(self, first: Sequence[Candidate]) -> list[Candidate]:
         """Add the model's best with what others choose where it ties; the best of each kind stays.
 
-        So is the best that has the tile which measured faster.  That of those that tie with the
-        best which has most of what measured faster comes first.  Of a machine without such
-        decisions nothing is added, and nothing reordered.
+        So is the best that has the tile which measured faster.  Of those of the best's machine that
+        tie with it the one which has most of what measured faster comes first.  Of a machine
+        without such decisions nothing is added, and nothing reordered.
         """
         more = []
         wait(self.looked.values())  # one looks at a time
@@ -274,10 +274,11 @@ class _Climb:
         for candidate in sorted((*first, *more), key=lambda c: c.predicted_seconds):
             best.setdefault(self.apart(candidate.schedule), candidate)
         found = list(best.values())
-        least = found[0].predicted_seconds
-        tied = (one for one in found if one.predicted_seconds <= (1 + _TIED) * least)
-        preferred = min(tied, key=self.lacks)
-        return [preferred, *(one for one in found if one is not preferred)]
+        most = (1 + _TIED) * found[0].predicted_seconds
+        tied = (one for one in found if one.predicted_seconds <= most)
+        alike = (one for one in tied if one.schedule.machine == found[0].schedule.machine)
+        preferred = min(alike, key=self.lacks)
+        return [preferred, *(other for other in found if other is not preferred)]
 
     def lacks(self, one: Candidate) -> int:
         """Return how many decisions have another value than the one that measured faster."""

@@ -33,7 +33,7 @@ from tinygpu.isa.memory import DTYPES, GMEM, L2, REGISTERS, SMEM
 from tinygpu.term.builder import Array, Held, Kernel, LoopIndex, Piece, Tile, TileValue
 from tinygpu.term.expression import Constant, Expression, apply, value
 from tinygpu.term.machine import Choice, Chosen, Machine, Requirement, Value, instructions
-from tinygpu.term.operation import Operation, attention, window_of
+from tinygpu.term.operation import Operation, Problem, attention, window_of
 from tinygpu.term.orders import LoopPart, Orders, orders_of
 from tinygpu.term.program import select
 
@@ -465,19 +465,19 @@ class Attention(FlashAttention):
             ),
         )
 
-    def worth(self, sizes: Mapping[str, int], sms: int) -> Mapping[str, tuple[Value, ...]]:
+    def worth(self, problem: Problem, sms: int) -> Mapping[str, tuple[Value, ...]]:
         """Keep to one head a block that queries fill, and to whole keys where tiles fill SMs.
 
         Rows one by one gain where the sums of a row are long, as measured; the model hardly tells.
         """
+        sizes = problem.sizes
         heads, queries = sizes["g"], sizes["m"]
         packed = next((most for most in (1, 8, 16) if queries <= most), 0) if heads > 1 else 0
         tiles = sizes["l"] * sizes["h"] * -(-heads * queries // _BLOCK)
         split = tuple(n for n in (1, 2, 4, 8) if n == 1 or tiles * n // 2 < sms)
-        softmax = "by rows" if sizes["d"] > _BLOCK else "at once"
-        return {
-            "pack_gqa": tuple(dict.fromkeys((0, packed))), "split_kv": split, "softmax": (softmax,),
-        }  # fmt: skip
+        kept = {"pack_gqa": tuple(dict.fromkeys((0, packed))), "split_kv": split}
+        by_rows = sizes["d"] > _BLOCK and not _narrow(problem.operation)
+        return {**kept, "softmax": ("by rows" if by_rows else "at once",)}
 
     @property
     def rows(self) -> int:

@@ -159,7 +159,7 @@ class Choices:
     @cached_property
     def worth(self) -> Mapping[str, tuple[Value, ...]]:
         """The values of each structural decision to which a climb keeps."""
-        said = self.machine.worth(self.problem.sizes, self.device.sms)
+        said = self.machine.worth(self.problem, self.device.sms)
         kept = {n: v for n, v in said.items() if n not in self.fixed}
         return {n: kept.get(n, self.values[n]) for n in self.structural}
 

@@ -59,6 +59,8 @@ from tinygpu.term.program import (
 if TYPE_CHECKING:
     import networkx as nx
 
+    from tinygpu.term.operation import Problem
+
 __all__ = [
     "Choice",
     "Chosen",
@@ -321,8 +323,8 @@ class Machine(ABC):
     def check_sizes(self, sizes: Mapping[str, int]) -> None:  # noqa: B027 - most take all sizes
         """Raise OperationError for sizes, by axis, at which no schedule of it can be legal."""
 
-    def worth(self, sizes: Mapping[str, int], sms: int) -> Mapping[str, tuple[Value, ...]]:
-        """Return values of structural decisions to which a climb keeps, for sizes and a chip's SMs.
+    def worth(self, problem: Problem, sms: int) -> Mapping[str, tuple[Value, ...]]:
+        """Return values of structural decisions to which a climb keeps, for a chip with ``sms``.
 
         They say nothing of what is legal.  All values are tried of a decision that is not named, or
         that is fixed.
