@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from tests.hopper_terms import rewritten
 from tests.sample import some
 from tinygpu.codegen.emit import Emitter, emit
 from tinygpu.codegen.run.assemble import assemble, every_ptxas, find_nvdisasm, sass
@@ -19,6 +22,7 @@ from tinygpu.devices.device import load_device
 from tinygpu.errors import AssemblyError
 from tinygpu.legality.concurrency.judge import verdict
 from tinygpu.legality.laws import check_schedule
+from tinygpu.legality.mask_cover import mask_cover
 from tinygpu.machines.attention import STARTS, Attention, RowStatistics, consumer_orders
 from tinygpu.meaning.identity import computes
 from tinygpu.search.neighbourhood import Candidate, Neighbourhood
@@ -27,7 +31,7 @@ from tinygpu.search.tuning.climb import _Climb
 from tinygpu.space.space import Space
 from tinygpu.term.machine import Chosen, Value
 from tinygpu.term.operation import Problem, attention
-from tinygpu.term.program import Program
+from tinygpu.term.program import Program, Statement, When, var
 from tinygpu.term.schedule import Schedule
 
 ZIGZAG = {**STARTS["zigzag"], "softmax": "by rows"}
@@ -95,6 +99,36 @@ def test_it_wants_weights_of_16_bits_in_registers(changed: dict[str, str]) -> No
     one = Schedule.of(Attention(), {**ZIGZAG, "queries": "shared", **changed})
     broken = check_schedule(one, Attention(), of, load_device("h100"))
     assert any(str(reason).startswith("by_rows") for reason in broken)
+
+
+def guarded(change: Callable[[When], When]) -> Program:
+    """The term with other guards in the loop over rows."""
+
+    def of(s: Statement) -> Statement:
+        names = {name for name, _ in s.index.terms} if isinstance(s, When) else set()
+        return change(s) if isinstance(s, When) and names == {"half"} else s
+
+    found = rewritten(term(), of)
+    assert found != term()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (lambda s: replace(s, index=var("kt")), "under a guard"),
+        (lambda s: replace(s, index=s.index + var("kt")), "under a guard"),
+        (lambda s: replace(s, bound=0), "proved"),
+    ],
+)
+def test_a_guard_of_other_turns_is_unproved(change: Callable[[When], When], what: str) -> None:
+    """Who reads scores in some steps alone is no part of the proof of the mask.
+
+    A guard that never holds hides nothing: what is computed then is another function.
+    """
+    program = guarded(change)
+    assert what in str(mask_cover(program))
+    assert not computes(program, SIZES)
 
 
 # Its code

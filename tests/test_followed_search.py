@@ -30,7 +30,7 @@ FULL = Problem.of(attention(), l=1, h=3, g=1, m=512, n=512, d=128, e=128)
 CAUSAL = Problem.of(attention(mask="causal"), l=1, h=4, g=2, m=300, n=420, d=64, e=64)
 SAME: Mapping[str, Value | tuple[Value, ...]] = {
     "consumers": 2, "order": "longest", "together": "group", "raster": 16, "persistent": 1,
-    "early": 1, "cluster_m": 1, "queries": "shared", "weights": "registers",
+    "early": 1, "cluster_m": 1, "queries": "shared", "weights": "registers", "softmax": "at once",
     "consumer_order": ("SsMELOPVv", "SVsMELvOP", "SVsMvELOP", "SOVsMELvP", "SOVsMvELP"),
     "producer_order": "QKV",
 }  # fmt: skip

@@ -106,13 +106,13 @@ WORDS = {"fma", "alu", "mufu", "cvt", "mov", "mbarrier"}
 
 WALK_LINES = {
     "meaning": 6044,
-    "legality": 8102,
+    "legality": 8105,
     "time": 5107,
     "tinygpu.codegen.emit kernel rules": 4497,
 }
 """The most lines of a walk."""
 
-LINES = 73709
+LINES = 73732
 """The most lines of the three folders together; without the emulator they are to be 40,000."""
 
 

@@ -230,7 +230,8 @@ def test_dram_sends_what_an_h100_counted() -> None:
     off = []
     for row in [r for r in rows if r["decisions"] and r["decisions"]["order"] == "zigzag"][::2]:
         one = CASES[row["case"]]
-        term = MACHINE.program(problem_of(one).operation, Chosen(row["decisions"]))
+        counted = Schedule.of(MACHINE, row["decisions"])  # older than some decisions
+        term = counted.program(MACHINE, problem_of(one).operation)
         launch = features(term, problem_of(one).sizes, DEVICE)
         own = launch.own
         assert own is not None

@@ -842,6 +842,15 @@ def _counted(blocks: Sequence[Block]) -> dict[str, int]:
     return counted_loops(blocks) or {}
 
 
+def _in_turns(blocks: Sequence[Block]) -> bool:
+    """Say whether blocks are loops that count, and guards of these loops' turns alone."""
+    guards = [b for b in blocks if isinstance(b, When)]
+    loops = counted_loops([b for b in blocks if not isinstance(b, When)])
+    of = [{name for name, _ in guard.index.terms} for guard in guards]
+    plain = all(isinstance(guard.bound, int) for guard in guards)
+    return loops is not None and plain and all(names and names <= {*loops} for names in of)
+
+
 @dataclass(frozen=True, slots=True)
 class _Layout:
     """Which row and key a score is: by each dimension of its registers, then by threads.
@@ -1000,7 +1009,7 @@ class _Following:
                 raise _UnreadError(f"{s} touches scores of another turn, or by some threads alone")
             inner = around[2:]
             if s.where is None:
-                if inner and not _counted(inner):
+                if not _in_turns(inner):
                     raise _UnreadError(f"{s} reads scores under a guard")
                 stage = "read"
             elif stage == "read":
