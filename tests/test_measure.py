@@ -26,11 +26,11 @@ from tinygpu.errors import LaunchError, StoreError
 from tinygpu.isa.memory import DTYPES
 from tinygpu.machines.simt import LADDER, Simt
 from tinygpu.meaning.inputs import KINDS
-from tinygpu.meaning.tolerance import usual_narrowing
+from tinygpu.meaning.tolerance import between, loose, usual_narrowing
 from tinygpu.search.store import Store
 from tinygpu.space.measurement import Key, Measurement
 from tinygpu.term.machine import Value
-from tinygpu.term.operation import Problem, matmul
+from tinygpu.term.operation import Problem, attention, elementwise, matmul
 from tinygpu.term.program import Program
 from tinygpu.term.schedule import Schedule
 
@@ -413,6 +413,41 @@ def test_a_trial_has_inputs_of_a_kind_and_knows_what_stages_may_round() -> None:
         assert data.worst(output, u, narrow) < 0.5
         if kind == "normal":
             assert data.worst(output, u) > 5
+
+
+CAUSAL = Problem.of(attention(mask="causal"), l=5, h=2, g=1, m=3, n=4, d=8, e=8)
+BATCHED = Problem.of(matmul("f16", batched=True), l=3, m=8, n=16, k=32)
+
+
+@pytest.mark.parametrize(("problem", "parts"), [(CAUSAL, 3), (BATCHED, 3), (PROBLEM, 1)])
+@pytest.mark.usefixtures("on_the_host")
+def test_a_large_trial_is_referred_to_in_parts(
+    problem: Problem, parts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Along a batch: the reference is that of the whole, and so is what stages may round."""
+    operation = problem.operation
+    elements = sum(np.prod(x) for x in operation.shapes(problem.sizes).values())
+    monkeypatch.setattr(validation, "_MOST_ELEMENTS", int(elements // 2))
+    assert len([*validation._parts(operation, problem.sizes)]) == parts
+    data = validation.trial(problem, 1)
+    names = zip(operation.inputs, data.inputs, strict=True)
+    exact = {o.name: validation._widen(held, o.dtype) for o, held in names}
+    whole = operation.reference(exact, data.scalars, loose=loose(operation))
+    assert whole.keys() == data.reference.keys()
+    for name, array in whole.items():
+        assert np.array_equal(data.reference[name], array), name
+    for name, array in between(operation, exact, data.scalars, whole).items():
+        assert np.array_equal(data.between[name], array), name
+    shapes = operation.shapes(problem.sizes)
+    assert [x.shape for x in data.inputs] == [shapes[o.name] for o in operation.inputs]
+    assert not np.array_equal(data.inputs[0][0], data.inputs[0][-1])
+
+
+def test_no_part_is_cut_where_an_index_tells_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(validation, "_MOST_ELEMENTS", 1)
+    sizes = {"i": 4}
+    assert len([*validation._parts(elementwise("x + index(i)"), sizes)]) == 1
+    assert len([*validation._parts(elementwise("x + 1"), sizes)]) == 4
 
 
 @pytest.mark.usefixtures("on_the_host")

@@ -17,7 +17,7 @@ Source: ``docs/measuring.md``.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -28,13 +28,15 @@ from tinygpu.codegen.run.launch import Kernel, gpu
 from tinygpu.isa.memory import DTYPES
 from tinygpu.meaning.inputs import drawn, kinds
 from tinygpu.meaning.tolerance import between, error_ratio, loose, narrowing, roundoff
-from tinygpu.term.operation import Problem
+from tinygpu.term.operation import Operation, Problem
 
 __all__ = ["Output", "Trial", "roundoff", "scalars_of", "trial", "validate"]
 
 _MARGIN_ELEMENTS = 1024
 _NONE: Mapping[str, float] = MappingProxyType({})
 _SCALAR = 0.5
+_MOST_ELEMENTS = 1 << 29
+"""Of a part of a trial: 4 GiB in float64, and some times that on the way."""
 _EIGHT_BITS = {"e4m3": (3, -6), "e5m2": (2, -14)}  # spec: bits of mantissa, least exponent
 
 
@@ -134,11 +136,11 @@ def trial(
     """Draw a trial of a kind of inputs; the scalars that are not given are 0.5.
 
     ``sizes``: the problem's, with or without groups' ends, which are drawn where they are missing.
+    What has many elements is drawn, and referred to, in parts: float64 takes four times as much.
     """
     cupy, operation = gpu(), problem.operation
     random = cupy.random.default_rng(seed)
     given = scalars_of(problem, scalars)
-    inputs, exact = [], {}
 
     def normal(shape: tuple[int, ...]) -> Any:
         return random.standard_normal(math.prod(shape), dtype=np.float32).reshape(shape)
@@ -147,18 +149,50 @@ def trial(
         sizes = problem.sizes
         if groups := operation.groups:
             sizes = {**sizes, groups.ends: groups.ends_of(sizes)}
-    made = drawn(operation, sizes, kind, normal)
-    for operand in operation.inputs:
-        flat = made[operand.name].astype(np.float32).ravel()
-        held = _narrow(flat, operand.dtype).reshape(made[operand.name].shape)
-        inputs.append(held)
-        exact[operand.name] = _widen(held, operand.dtype)
-    for operand in operation.indices:
-        inputs.append(cupy.asarray(made[operand.name]))
-        exact[operand.name] = made[operand.name]
-    reference = operation.reference(exact, given, loose=loose(operation))
-    moved = between(operation, exact, given, reference)
-    return Trial(problem, tuple(inputs), given, reference, moved)
+    held: dict[str, list[Any]] = {o.name: [] for o in (*operation.inputs, *operation.indices)}
+    found: tuple[dict[str, list[Any]], ...] = {}, {}
+    for part in _parts(operation, sizes):
+        made, exact = drawn(operation, part, kind, normal), {}
+        for operand in operation.inputs:
+            values = made.pop(operand.name)
+            flat = values.astype(np.float32, copy=False).ravel()
+            held[operand.name].append(_narrow(flat, operand.dtype).reshape(values.shape))
+            exact[operand.name] = _widen(held[operand.name][-1], operand.dtype)
+        for operand in operation.indices:
+            held[operand.name].append(cupy.asarray(made[operand.name]))
+            exact[operand.name] = made[operand.name]
+        reference = operation.reference(exact, given, loose=loose(operation))
+        moved = between(operation, exact, given, reference)
+        for whole, of_part in zip(found, (reference, moved), strict=True):
+            for name, array in of_part.items():
+                whole.setdefault(name, []).append(array)
+    inputs = tuple(_joined(held[o.name]) for o in (*operation.inputs, *operation.indices))
+    reference, moved = ({n: _joined(arrays) for n, arrays in whole.items()} for whole in found)
+    return Trial(problem, inputs, given, reference, moved)
+
+
+def _parts(operation: Operation, sizes: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield the sizes, cut along an axis that all begin with where there are many elements.
+
+    No number of the operation may be told by that axis, and nothing be found by an index.
+    """
+    operands = (*operation.inputs, *operation.outputs)
+    axis = next(iter(operation.output.axes), "")
+    told = {n for r in operation.reductions for n in r.expression.names()}
+    told |= {n for _, expression in operation.results for n in expression.names()}
+    alone = not (operation.groups or operation.indices or {axis, f"index({axis})"} & told)
+    shapes = operation.shapes(sizes)
+    elements = sum(math.prod(shapes[operand.name]) for operand in operands)
+    if elements <= _MOST_ELEMENTS or not alone or {o.axes[:1] for o in operands} != {(axis,)}:
+        yield sizes
+        return
+    each = max(1, _MOST_ELEMENTS * sizes[axis] // elements)
+    for begin in range(0, sizes[axis], each):
+        yield {**sizes, axis: min(each, sizes[axis] - begin)}
+
+
+def _joined(arrays: Sequence[Any]) -> Any:
+    return arrays[0] if len(arrays) == 1 else gpu().concatenate(arrays)
 
 
 def scalars_of(problem: Problem, given: Mapping[str, float] | None) -> dict[str, float]:
