@@ -81,7 +81,7 @@ class Neighbourhood:
         tied = [name for name in machine.apart if name not in machine.spread]
         seen = []
         for name in tied:
-            faster = [v for n, v in machine.measured.items() if n == name and v in space.values[n]]
+            faster = [v for v in space.values[name] if v == machine.measured.get(name)]
             seen.append(list(dict.fromkeys((*(one[name] for one in (schedule, *others)), *faster))))
         here = np.array([space.values[n].index(schedule[n]) for n in space.axes], np.int64)
         found: list[Candidate] = []

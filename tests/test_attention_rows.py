@@ -13,13 +13,13 @@ import pytest
 
 from tests.hopper_terms import rewritten
 from tests.sample import some
+from tests.test_attention_sass import missing
 from tinygpu.codegen.emit import Emitter, emit
-from tinygpu.codegen.run.assemble import assemble, every_ptxas, find_nvdisasm, sass
+from tinygpu.codegen.run.assemble import assemble, sass
 from tinygpu.codegen.run.interpretation import COMPLETIONS
 from tinygpu.codegen.run.interpretation import interpret as emulated
 from tinygpu.deadline import NEVER
 from tinygpu.devices.device import load_device
-from tinygpu.errors import AssemblyError
 from tinygpu.legality.concurrency.judge import verdict
 from tinygpu.legality.laws import check_schedule
 from tinygpu.legality.mask_cover import mask_cover
@@ -45,14 +45,6 @@ def term(mask: str = "causal", **changed: Value) -> Program:
     return Attention().program(attention(mask=mask), Chosen(chosen))
 
 
-def has_no_tools() -> str:
-    try:
-        every_ptxas()
-    except AssemblyError as error:
-        return str(error)
-    return "" if find_nvdisasm() else "nvdisasm is not installed (pip install nvidia-cuda-nvdisasm)"
-
-
 # What it computes
 
 
@@ -74,7 +66,7 @@ def test_its_code_is_right(mask: str, changed: dict[str, Value]) -> None:
 
 
 def test_weights_of_a_row_that_is_left_out_are_missed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RowStatistics, "exponentiate_last", lambda _: None)
+    monkeypatch.setattr(RowStatistics, "exponentiate", lambda _: None)
     assert not computes(term(), SIZES)
 
 
@@ -86,9 +78,9 @@ def test_a_row_by_the_other_ones_maximum_is_another_function(
     def first(rows: RowStatistics) -> None:
         for row in rows.k.each(rows.row):
             with rows.k.when(row < 1):
-                rows.exponentiate()
+                rows._weigh()
 
-    monkeypatch.setattr(RowStatistics, "exponentiate_last", first)
+    monkeypatch.setattr(RowStatistics, "exponentiate", first)
     assert not computes(term(), SIZES)
 
 
@@ -148,7 +140,7 @@ def test_the_second_maximum_stays_behind_the_first_factor() -> None:
     assert not between_rows(emit(term(softmax="at once"), "sm_90a"))
 
 
-@pytest.mark.skipif(bool(has_no_tools()), reason=has_no_tools() or "tools are there")
+@pytest.mark.skipif(bool(missing()), reason=missing() or "tools are there")
 @pytest.mark.parametrize("pinned", [True, False])
 def test_ptxas_leaves_it_beside_the_weights(monkeypatch: pytest.MonkeyPatch, pinned: bool) -> None:
     """Half of the maxima stand behind the first exponential; without the pin none do."""

@@ -758,13 +758,13 @@ class _Accountant:
         )
         count = one.count * self.role.threads / WARP
         here = self.turn or ("", 0)
-        turns, _ = self.parts.get(here[0], (range(1), frozenset()))
-        reads = tuple(n for a in do.accesses[:-1] for n in self.parts_of(a, here))
+        waits = do.accesses if do.where else do.accesses[:-1]
+        reads = tuple(n for a in waits for n in self.parts_of(a, here))
         write, *also = self.parts_of(do.write, here)
         return replace(
             one, kind="math", each=each, count=count, folds=many < one.count,
             reads=tuple(n for n in reads if n.partition(".")[0] in one.reads), write=write,
-            also=tuple(also), turns=len(turns),
+            also=tuple(also), turns=len(self.parts[here[0]][0]) if self.turn else 1,
         )  # fmt: skip
 
     def parts_of(self, access: Access, here: tuple[str, int]) -> tuple[str, ...]:

@@ -630,7 +630,6 @@ class Consumer:
     def parts(self, queries: Piece) -> dict[str, LoopPart]:
         """Return the parts of a step in the order without overlap; ``queries`` in shared memory."""
         rows, weights = self.rows, self.weights
-        by_rows = rows.by_rows
 
         def multiply(step: LoopIndex) -> None:
             self.keys.wait(step)
@@ -643,16 +642,7 @@ class Consumer:
 
         def maximise(step: LoopIndex) -> None:
             self.machine.mask(self.k, self.scores, step)
-            if by_rows:
-                rows.maximise_by_rows()
-            else:
-                rows.maximise()
-
-        def exponentiate(_: LoopIndex) -> None:
-            if by_rows:
-                rows.exponentiate_last()
-            else:
-                rows.exponentiate()
+            rows.maximise()
 
         def add_values(step: LoopIndex) -> None:
             self.values.wait(step)
@@ -661,7 +651,7 @@ class Consumer:
         return {
             "S": LoopPart(multiply, self.keys.release),
             "M": LoopPart(maximise),
-            "E": LoopPart(exponentiate),
+            "E": LoopPart(lambda _: rows.exponentiate()),
             "L": LoopPart(lambda _: rows.add_up()),
             "O": LoopPart(lambda _: rows.rescale()),
             "P": LoopPart(lambda step: weights.round(self.scores, step)),
@@ -842,29 +832,20 @@ class RowStatistics:
             k.fill(held, 0.0)
 
     def maximise(self) -> None:
-        """Find the new maxima, and by what their weights shrink."""
+        """Find the new maxima, and by what their weights shrink; by rows beside weights."""
         k = self.k
         k.set(self.apart, value("top"), {"top": self.top})
+        if self.by_rows:
+            k.set(self.new, value("top"), {"top": self.top})
+            for row in k.each(self.row):
+                k.reduce("max", self.apart, self.scores)
+                self._join()
+                with k.when(row < 1):
+                    self._weigh()
+            return
         k.reduce("max", self.apart, self.scores)
         k.set(self.new, value("top"), {"top": self.top})
         self._join()
-
-    def maximise_by_rows(self) -> None:
-        """Find one row's maximum after the other, beside the weights of the row before."""
-        k = self.k
-        for held in (self.apart, self.new):
-            k.set(held, value("top"), {"top": self.top})
-        for row in k.each(self.row):
-            k.reduce("max", self.apart, self.scores)
-            self._join()
-            with k.when(row < 1):
-                self.exponentiate()
-
-    def exponentiate_last(self) -> None:
-        """Make weights of the last row's scores."""
-        for row in self.k.each(self.row):
-            with self.k.when(row >= 1):
-                self.exponentiate()
 
     def _join(self) -> None:
         """Find maxima of those of its parts, in all threads that have a row."""
@@ -877,6 +858,15 @@ class RowStatistics:
             k.set(self.shift, value("x") + _HEADROOM, {"x": self.shift})
 
     def exponentiate(self) -> None:
+        """Make weights of scores, by rows of those of the last row."""
+        if not self.by_rows:
+            self._weigh()
+            return
+        for row in self.k.each(self.row):
+            with self.k.when(row >= 1):
+                self._weigh()
+
+    def _weigh(self) -> None:
         """Make weights of scores, below the new maximum."""
         k, known, power = self.k, {"factor": self.factor, "shift": self.shift}, self.power
         for _ in k.each(self.by) if self.by else (None,):
