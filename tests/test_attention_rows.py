@@ -143,7 +143,7 @@ def test_the_second_maximum_stays_behind_the_first_factor() -> None:
 @pytest.mark.skipif(bool(missing()), reason=missing() or "tools are there")
 @pytest.mark.parametrize("pinned", [True, False])
 def test_ptxas_leaves_it_beside_the_weights(monkeypatch: pytest.MonkeyPatch, pinned: bool) -> None:
-    """Half of the maxima stand behind the first exponential; without the pin none do."""
+    """Half of the maxima stand behind the first exponential; without the pin most move up."""
     if not pinned:
         monkeypatch.setattr(Emitter, "_behind", lambda *_: None)
     program = Schedule.of(Attention(), ZIGZAG).program(Attention(), attention())
