@@ -75,22 +75,32 @@ class Neighbourhood:
         """Return a schedule with what others choose where schedules of the model tie.
 
         These are the decisions of ``Machine.apart`` beyond its spread: with every value of one that
-        others have, or that measured faster, in their order, every one of the next.
+        others have, or that measured faster, in their order, every one of the next.  Of a tile that
+        measured faster with some numbers, with these too.
         """
         space, machine = self.space, self.space.machine
         tied = [name for name in machine.apart if name not in machine.spread]
         seen = []
         for name in tied:
-            faster = [v for v in space.values[name] if v == machine.measured.get(name)]
-            seen.append(list(dict.fromkeys((*(one[name] for one in (schedule, *others)), *faster))))
-        here = np.array([space.values[n].index(schedule[n]) for n in space.axes], np.int64)
+            of = [faster[name] for faster in machine.measured if name in faster]
+            known = [value for value in space.values[name] if value in of]
+            seen.append(list(dict.fromkeys((*(one[name] for one in (schedule, *others)), *known))))
+        places = [[space.values[name].index(schedule[name]) for name in space.axes]]
+        for faster in machine.measured:
+            if all(schedule[name] == faster.get(name, schedule[name]) for name in machine.spread):
+                place = [*places[0]]
+                for axis, name in enumerate(space.axes):
+                    if faster.get(name) in space.values[name]:
+                        place[axis] = space.values[name].index(faster[name])
+                places += [place] * (place not in places)
         found: list[Candidate] = []
         for values in product(*seen) if tied else ():
-            if self.until.passed() or len(found) == _CROSSED:
+            if self.until.passed() or len(found) >= _CROSSED:
                 break
             chosen = dict(zip(tied, values, strict=True))
             own = tuple(chosen.get(name, schedule[name]) for name in space.structural)
-            found += self._changed(own, here, [()])
+            for place in places:
+                found += self._changed(own, np.array(place, np.int64), [()])
         return found
 
     def _changed(

@@ -6,8 +6,8 @@ With s(x) the measured and p(x) the predicted seconds of schedule x, the process
 
 known where it was measured, up to NOISE.  Its mean is 0 far from all that was measured: there the
 model is believed, and what is unknown is not called slow because what is known is.  Only an error
-of more than COMMON that the known ones share, by generalised least squares, is no error of the
-model's but another device's or clock's, and is taken off first.
+of more than COMMON that the known ones of a machine share, by generalised least squares, is one of
+its rates', another device's or clock's, and is taken off first; it says nothing of other machines.
 
 A schedule is a point (``embedded``).  A decision with three numbers or more, as a tile's edge, is
 one coordinate, the rank of its value among those that occur, from 0 to 2; one with two or with
@@ -78,17 +78,23 @@ class Residual:
 
     def __init__(self, schedules: Sequence[Schedule]) -> None:
         self.points = embedded(schedules)
+        self.machines = np.array([schedule.machine for schedule in schedules])
 
     def given(self, known: Mapping[int, float]) -> Posterior:
         """Return what is known of all, given r of some, by their place."""
         at = list(known)
         across = _covariance(self.points[at], self.points)
         factor = np.linalg.cholesky(across[:, at] + NOISE**2 * np.eye(len(at)))
-        errors, ones = np.array(list(known.values()), float), np.ones(len(at))
-        rows, error, one = (np.linalg.solve(factor, x) for x in (across, errors, ones))
-        shared = float(one @ error) / max(float(one @ one), 1e-300)
-        shared *= abs(shared) > COMMON
-        error -= shared * one
+        errors = np.array(list(known.values()), float)
+        rows, error = (np.linalg.solve(factor, x) for x in (across, errors))
+        shared = np.zeros(len(self.points))
+        for machine in np.unique(self.machines[at]):
+            own = self.machines == machine
+            one = np.linalg.solve(factor, own[at].astype(float))
+            common = float(one @ error) / max(float(one @ one), 1e-300)
+            if abs(common) > COMMON:
+                error -= common * one
+                shared[own] = common
         variance = np.maximum(SCALE**2 - (rows**2).sum(axis=0), 0.0)
         worse = max(1.0, float(np.sqrt(error @ error / max(1, len(at)))))
         return Posterior(self.points, shared + error @ rows, variance, rows, worse)

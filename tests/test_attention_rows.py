@@ -178,7 +178,7 @@ def begun(*found: tuple[Schedule, float]) -> list[Candidate]:
     """What a search by measuring begins with, of what a ranking and the crossing found."""
     candidates = [Candidate(one, seconds) for one, seconds in found]
     near = SimpleNamespace(crossed=lambda *_: candidates)
-    space = SimpleNamespace(machine=Attention())
+    space = SimpleNamespace(machine=Attention(), worth={})
     looked: dict[Schedule, Future[Any]] = {}
     climb = SimpleNamespace(looked=looked, near={"attention": near}, spaces={"attention": space})
     climb.apart = lambda one: _Climb.apart(cast("_Climb", climb), one)
@@ -193,6 +193,10 @@ def test_where_the_model_ties_a_search_begins_with_what_measured_faster() -> Non
     assert begun((three, 1.0), (plain, 1.01), (faster, 1.06))[0].schedule == plain
     assert begun((plain, 1.0), (faster, 1.06))[0].schedule == plain
     assert [c.predicted_seconds for c in begun((three, 1.0), (faster, 1.03))] == [1.03, 1.0]
+    wide = schedule(consumers=3, stages_k=2, stages_v=3, queries="shared", softmax="at once")
+    deep = wide.with_(stages_k=4)
+    assert begun((deep, 1.0), (wide, 1.01))[0].schedule == wide
+    assert [c.schedule for c in begun((deep, 1.0), (wide, 1.05))] == [deep]
 
 
 def test_the_best_is_crossed_with_what_measured_faster() -> None:
@@ -204,6 +208,15 @@ def test_the_best_is_crossed_with_what_measured_faster() -> None:
     fixed = Space(Attention(), CAUSAL, load_device("h100"), fixed={"softmax": "at once"})
     kept = Neighbourhood(fixed, NEVER).crossed(one, [])
     assert {c.schedule["softmax"] for c in kept} == {"at once"}
+
+
+def test_the_best_of_a_tile_is_crossed_with_the_rings_that_measured_faster() -> None:
+    narrow = Problem.of(CAUSAL.operation, **{**CAUSAL.sizes, "d": 64, "e": 64})
+    three = schedule(depth=64, consumers=3, queries="shared", stages_k=4, stages_v=2)
+    for fixed, rings in (({}, {(4, 2), (2, 3)}), ({"stages_k": 4}, {(4, 2), (4, 3)})):
+        space = Space(Attention(), narrow, load_device("h100"), fixed=fixed)
+        found = Neighbourhood(space, NEVER).crossed(three, [])
+        assert {(c.schedule["stages_k"], c.schedule["stages_v"]) for c in found} == rings
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ of threads (``benchmarks/fit.py``): schedules of ``simt`` and ``ampere`` of the 
 less weight 308 older ones (random ones, fast ones, the named ladder) and the variants of
 ``benchmarks/slow_kernel.py``; ``red``, ``fma_apart`` and ``last_copy`` were chosen by themselves,
 ``ahead`` by the registers that ptxas used.
-``special`` and ``special_issue`` are chosen on an H100's cycles of attention and times of e4m3, and
-judged on attention's landscapes (``benchmarks/attention_cycles.py``).
+``special``, ``special_issue`` and ``kept_out`` are chosen on an H100's cycles of attention and on
+times of e4m3, and judged on attention's landscapes (``benchmarks/attention_cycles.py``).
 Those from ``tma_issue`` on are about statements of whole tiles (``benchmarks/fit_hopper.py``):
 schedules of ``hopper`` on the shapes of the oracle that are not held out, on an H200; those of an
 H100, whose runs chose none of them, are as near (``docs/measuring.md``).
@@ -72,6 +72,8 @@ FITTED: Mapping[str, float] = {
     "warp_interval": 2.01,
     "special": 13.0,
     "special_issue": 4.0,
+    # the share of its busiest unit's cycles in which arithmetic of a step keeps other out
+    "kept_out": 0.8,
     # cycles in which one thread issues a TMA instruction, and TMA walks one row of a box
     "tma_issue": 55.4,
     "tma_line": 0.0951,

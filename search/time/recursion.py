@@ -95,6 +95,8 @@ _EVEN = 1e-6
 """Cycles between steps that are alike."""
 _OWN = 8
 """Tiles of a CTA that are followed each with its own steps."""
+_SCHEDULERS = "schedulers"
+"""What arithmetic of a step takes beside its units: others may begin when it is over."""
 _BEFORE = 64
 """Phases before the first that an index may name; they are over from the start."""
 
@@ -226,6 +228,11 @@ class CopyState:
     def finish(self) -> None:
         """Let its warps' arithmetic end."""
         self.now = self.last = max(self.now, self.worked)
+
+    def clock(self, node: Event | Loop) -> Time:
+        """Return when it may do a statement: arithmetic as soon as what came before is issued."""
+        arithmetic = isinstance(node, Event) and node.kind == "math"
+        return max(self.now, self.issued if arithmetic else self.worked)
 
 
 class Walk:
@@ -483,18 +490,21 @@ class Following(Walk):
         while True:
             able = -1
             least: tuple[bool, Time] = (True, math.inf)
+            second = least
             for n, (node, need) in enumerate(zip(at, needs, strict=True)):
                 if node is None or (need and self.arrived.get(need[0], 0) < need[1]):
                     continue
-                place = not loads[n], ways[n][0].now
+                place = not loads[n], ways[n][0].clock(node)
                 if able < 0 or place < least:
-                    able, least = n, place
+                    able, least, second = n, place, least
+                elif place < second:
+                    second = place
             if able < 0:
                 break
             state, known, way = ways[able]
             node, again = at[able], True
             while again and node is not None:
-                again = isinstance(node, Event) and node.kind == "math"  # which moves no clock
+                again = isinstance(node, Event) and node.kind == "math"  # which wakes nobody
                 if isinstance(node, Event):
                     self.event(node, state, known, True)
                 else:
@@ -502,6 +512,7 @@ class Following(Walk):
                 node = next(way, None)
                 needs[able] = need = self.need(node, known)
                 again = again and not (need and self.arrived.get(need[0], 0) < need[1])
+                again = again and node is not None and (True, state.clock(node)) < second
             at[able] = node
         if waits := sorted({n.barrier for n in at if isinstance(n, Event)}):
             raise ProgramError(
@@ -538,6 +549,8 @@ class Following(Walk):
             busy = tuple((unit, each * self.share) for unit, each in cycles.items())
             special = event.count / state.warps if event.unit == "sfu" else 0.0
             issue = max(alone(cycles) / state.warps, special * FITTED["special_issue"])
+            most = max(each for _, each in busy)
+            busy = *busy, (_SCHEDULERS, FITTED["kept_out"] * most)
             self.arithmetic[key] = issue, special * FITTED["special"], busy
         issue, special, busy = self.arithmetic[key]
         least: Time = 0.0
@@ -569,21 +582,25 @@ class Following(Walk):
         return start, end
 
     def jump(self, states: list[CopyState], number: int, seen: list[Time], more: Number) -> None:
-        """Go on for more steps of a loop at the period: what the steps moved moves along."""
+        """Go on for more steps of a loop at the period: what the steps moved moves along.
+
+        Where statements are followed by the clock, the end of the last step is not used: in it some
+        had the units to themselves, as the others rest.
+        """
         if len(seen) < 4 or not np.any(more > 0):
             return
         ends = np.stack(seen).reshape(len(seen), self.size)
-        turn, apart = self.turn_of(np.diff(ends, axis=0))
+        last = len(seen) - 1 - self.clocked
+        turn, apart = self.turn_of(np.diff(ends[: last + 1], axis=0))
         self.turn = turn if number == 0 else np.lcm(turn, np.asarray(self.turn, np.int64))
         self.apart = apart if number == 0 else np.maximum(apart, self.apart)
-        last = len(seen) - 1
         whole, rest = np.divmod(np.maximum(more, 0), turn)
         rest = np.asarray(last - turn + rest, np.int64)
         before = ends[last - turn, self.columns]
         later = whole * (ends[last] - before) + (ends[rest, self.columns] - before)
         works = [(s.agent.together, _late_work(_loop(s.agent, number))) for s in states]
         for unit, free in self.free().items():  # it may fall behind only later
-            spare = np.maximum(ends[last] - free, 0.0)
+            spare = np.maximum(ends[-1] - free, 0.0)
             work = sum(many * each.get(unit, 0.0) for many, each in works)
             later = np.maximum(later, np.maximum(more, 0) * self.share * work - spare)
         if self.size == 1:
@@ -619,7 +636,7 @@ class Following(Walk):
         half = len(gaps) // 2
         last = len(gaps) - 1 - np.arange(half)[:, None]
         found, least = np.ones(self.size, np.int64), np.full(self.size, np.inf)
-        for each in (1, *self.turns):
+        for each in range(1, half + 1) if self.clocked else (1, *self.turns):
             turn = np.clip(np.broadcast_to(np.asarray(each), self.size), 1, half)
             apart = np.abs(gaps[last, self.columns] - gaps[last - turn, self.columns]).max(0)
             better = apart < least - _EVEN

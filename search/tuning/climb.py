@@ -262,28 +262,42 @@ class _Climb:
         wait(self.looked.values())  # one looks at a time
         for name, near in self.near.items():
             mine = [one.schedule for one in first if one.schedule.machine == name]
-            machine = self.spaces[name].machine
-            tile = {n: v for n, v in machine.measured.items() if n in machine.spread}
-            faster = (one for one in mine if all(one[n] == v for n, v in tile.items()))
-            for one in dict.fromkeys((*mine[:1], *islice(faster, 1))):
+            machine, faster = self.spaces[name].machine, list[Schedule]()
+            for values in machine.measured:
+                tile = {n: v for n, v in values.items() if n in machine.spread}
+                of = (one for one in mine if all(one[n] == v for n, v in tile.items()))
+                faster += islice(of, 1)
+            for one in dict.fromkeys((*mine[:1], *faster)):
                 others = [other for other in mine[:_CROSSED] if other != one]
                 more += near.crossed(one, others)
         if not more:
             return list(first)
-        best: dict[object, Candidate] = {}
+        kinds: dict[object, list[Candidate]] = {}
         for candidate in sorted((*first, *more), key=lambda c: c.predicted_seconds):
-            best.setdefault(self.apart(candidate.schedule), candidate)
-        found = list(best.values())
-        most = (1 + _TIED) * found[0].predicted_seconds
-        tied = (one for one in found if one.predicted_seconds <= most)
-        alike = (one for one in tied if one.schedule.machine == found[0].schedule.machine)
-        preferred = min(alike, key=self.lacks)
+            kinds.setdefault(self.apart(candidate.schedule), []).append(candidate)
+        found = sorted(
+            (min(_tied(kind), key=self.lacks) for kind in kinds.values()),
+            key=lambda c: c.predicted_seconds,
+        )
+        alike = [one for one in found if one.schedule.machine == found[0].schedule.machine]
+        preferred = min(_tied(alike), key=self.lacks)
         return [preferred, *(other for other in found if other is not preferred)]
 
-    def lacks(self, one: Candidate) -> int:
-        """Return how many decisions have another value than the one that measured faster."""
-        measured = self.spaces[one.schedule.machine].machine.measured
-        return sum(one.schedule[name] != value for name, value in measured.items())
+    def lacks(self, one: Candidate) -> tuple[int, int]:
+        """Return how many decisions have another value than what measured faster: tile, then all.
+
+        A value that the machine does not rank for the problem counts for none.
+        """
+        space = self.spaces[one.schedule.machine]
+        every = []
+        for faster in space.machine.measured:
+            other = [
+                name
+                for name, value in faster.items()
+                if one.schedule[name] != value and value in space.worth.get(name, (value,))
+            ]
+            every.append((sum(name in space.machine.spread for name in other), len(other)))
+        return min(every, default=(0, 0))
 
     def by_code(self, first: Sequence[Candidate], until: Deadline) -> list[Candidate]:
         """Order by the time with the registers and spills that ptxas says, as far as it is asked.
@@ -469,6 +483,12 @@ class _Climb:
         left = self.whole.left() - options.warm_seconds - _CAPTURE_SECONDS * count
         possible = left / (options.burst_seconds * max(1, count)) - 1
         return replace(options, rounds=int(min(options.rounds, max(_LEAST_ROUNDS, possible))))
+
+
+def _tied(some: Sequence[Candidate]) -> list[Candidate]:
+    """Return those that tie with the first, which takes least."""
+    most = (1 + _TIED) * some[0].predicted_seconds
+    return [one for one in some if one.predicted_seconds <= most]
 
 
 def _meanings(programs: Mapping[Schedule, Term], until: Deadline) -> dict[Schedule, Meaning]:

@@ -240,8 +240,11 @@ class Attention(FlashAttention):
     rows_by = _ROWS
     copied = "TMA's lines"
     spread = ("consumers", "tile_n")
-    measured = MappingProxyType(
-        {"consumers": 2, "tile_n": 128, "queries": "registers", "softmax": "by rows"}
+    measured = (
+        MappingProxyType(
+            {"consumers": 2, "tile_n": 128, "queries": "registers", "softmax": "by rows"}
+        ),
+        MappingProxyType({"consumers": 3, "tile_n": 128, "stages_k": 2, "stages_v": 3}),
     )
 
     depth = Choice(128, 64, 192, 256, meaning="head dimension that the kernel is for")

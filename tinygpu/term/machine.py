@@ -209,8 +209,8 @@ class Machine(ABC):
     gates: ClassVar[bool] = False
     spread: ClassVar[tuple[str, ...]] = ()
     """Decisions in which schedules differ by more than details: tiles, and not rasters."""
-    measured: ClassVar[Mapping[str, Value]] = MappingProxyType({})
-    """Values that were faster on a card, of decisions that change what the model hardly sees.
+    measured: ClassVar[tuple[Mapping[str, Value], ...]] = ()
+    """Values that were faster on a card together, where the model hardly tells; several such sets.
 
     Where they tie with its best, a search by measuring takes them for the model's first.
     """
@@ -340,11 +340,13 @@ class Machine(ABC):
     def apart(self) -> tuple[str, ...]:
         """What schedules differ in from which a search by measuring starts.
 
-        That is ``spread``, the orders of the same statements, and what is ``measured``: the model
-        ties them.
+        That is ``spread``, the orders of the same statements, and of what is ``measured`` the
+        structural decisions: the model ties them.
         """
-        orders = [name for name, choice in self.decisions().items() if choice.orders]
-        names = dict.fromkeys((*self.spread, *orders, *self.measured))
+        every = self.decisions()
+        orders = [name for name, choice in every.items() if choice.orders]
+        faster = [name for values in self.measured for name in values if every[name].structural]
+        names = dict.fromkeys((*self.spread, *orders, *faster))
         return tuple(names) if self.spread else ()
 
     @classmethod
