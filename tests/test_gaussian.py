@@ -232,6 +232,27 @@ def test_it_learns_which_value_is_slow() -> None:
     assert [one["way"] for one in asked[4:]].count("st") > 8
 
 
+def test_it_leaves_a_machine_that_the_model_has_too_fast() -> None:
+    """What all of one machine take more than said is not expected of another, which is tried."""
+    said = {Schedule("fast", (("x", x),)): 1.0 + 0.001 * x for x in range(30)}
+    said |= {Schedule("slow", (("x", x),)): 1.2 + 0.001 * x for x in range(30)}
+    asked: list[Schedule] = []
+
+    def evaluate(some: Sequence[Schedule]) -> list[float]:
+        asked.extend(some)
+        return [said[one] * (1.5 if one.machine == "fast" else 1.0) for one in some]
+
+    domain = Domain([Candidate(*one) for one in said.items()], lambda _: [], lambda *_: ())
+    walk(gaussian(domain, np.random.default_rng(0)), evaluate, go_on=lambda: len(asked) < 12)
+    assert [one.machine for one in asked[: 2 * BATCH]] == ["fast"] * BATCH + ["slow"] * BATCH
+
+
+def test_what_the_search_has_first_is_in_the_first_batch() -> None:
+    """Though others take less by the model."""
+    _, batches = walked([1.0] * 21, [1.02, *[1.0] * 20], range(21))
+    assert batches[0] == [0, 1, 2, 3]
+
+
 @pytest.mark.parametrize("start", ["model", "spread"])
 def test_it_keeps_its_mark_on_the_recorded_landscapes(start: str) -> None:
     """On every shape the best of 13 is within 1 % of all, and the best of 16 is the best of all."""
