@@ -80,13 +80,14 @@ class Neighbourhood:
         """
         space, machine = self.space, self.space.machine
         tied = [name for name in machine.apart if name not in machine.spread]
-        seen = []
+        measured, seen = machine.measured(space.problem), []
         for name in tied:
-            of = [faster[name] for faster in machine.measured if name in faster]
+            of = [faster[name] for faster in measured if name in faster]
             known = [value for value in space.values[name] if value in of]
-            seen.append(list(dict.fromkeys((*(one[name] for one in (schedule, *others)), *known))))
+            theirs = (one[name] for one in others)
+            seen.append(list(dict.fromkeys((schedule[name], *known, *theirs))))
         places = [[space.values[name].index(schedule[name]) for name in space.axes]]
-        for faster in machine.measured:
+        for faster in measured:
             if all(schedule[name] == faster.get(name, schedule[name]) for name in machine.spread):
                 place = [*places[0]]
                 for axis, name in enumerate(space.axes):

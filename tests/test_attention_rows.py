@@ -178,10 +178,11 @@ def begun(*found: tuple[Schedule, float]) -> list[Candidate]:
     """What a search by measuring begins with, of what a ranking and the crossing found."""
     candidates = [Candidate(one, seconds) for one, seconds in found]
     near = SimpleNamespace(crossed=lambda *_: candidates)
-    space = SimpleNamespace(machine=Attention(), worth={})
+    space = SimpleNamespace(machine=Attention(), problem=CAUSAL, worth={})
     looked: dict[Schedule, Future[Any]] = {}
     climb = SimpleNamespace(looked=looked, near={"attention": near}, spaces={"attention": space})
     climb.apart = lambda one: _Climb.apart(cast("_Climb", climb), one)
+    climb.faster = lambda name: _Climb.faster(cast("_Climb", climb), name)
     climb.lacks = lambda one: _Climb.lacks(cast("_Climb", climb), one)
     return _Climb.crossed(cast("_Climb", climb), candidates[:1])
 

@@ -30,7 +30,7 @@ import numpy as np
 from tinygpu.deadline import NEVER, Deadline
 from tinygpu.errors import IllegalScheduleError, LaunchError, TinyGpuError
 from tinygpu.search.ties import median_noise, plainness, ranked
-from tinygpu.term.machine import Machine
+from tinygpu.term.machine import Machine, Value
 from tinygpu.term.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -208,6 +208,7 @@ class _Climb:
         self.looked: dict[Schedule, Future[list[Candidate]]] = {
             one.schedule: self.beside_it.submit(self.near[one.schedule.machine], one.schedule)
             for one in first[:1]
+            if not self.faster(one.schedule.machine)  # else another may come first
         }
         if asking >= _LEAST_ASSEMBLING:
             self.first = self.by_code(first, self.until.sooner(asking))
@@ -262,14 +263,14 @@ class _Climb:
         wait(self.looked.values())  # one looks at a time
         for name, near in self.near.items():
             mine = [one.schedule for one in first if one.schedule.machine == name]
-            machine, faster = self.spaces[name].machine, list[Schedule]()
-            for values in machine.measured:
-                tile = {n: v for n, v in values.items() if n in machine.spread}
-                of = (one for one in mine if all(one[n] == v for n, v in tile.items()))
-                faster += islice(of, 1)
-            for one in dict.fromkeys((*mine[:1], *faster)):
-                others = [other for other in mine[:_CROSSED] if other != one]
-                more += near.crossed(one, others)
+            for one in mine[:1]:
+                more += near.crossed(one, mine[1:_CROSSED])
+            for faster in self.faster(name):
+                spread = self.spaces[name].machine.spread
+                tile = {n: v for n, v in faster.items() if n in spread}
+                alike = (one for one in mine[1:] if all(one[n] == v for n, v in tile.items()))
+                for one in islice(alike, 1):
+                    more += near.crossed(one, [])
         if not more:
             return list(first)
         kinds: dict[object, list[Candidate]] = {}
@@ -279,9 +280,13 @@ class _Climb:
             (min(_tied(kind), key=self.lacks) for kind in kinds.values()),
             key=lambda c: c.predicted_seconds,
         )
-        alike = [one for one in found if one.schedule.machine == found[0].schedule.machine]
-        preferred = min(_tied(alike), key=self.lacks)
+        same = [one for one in found if one.schedule.machine == found[0].schedule.machine]
+        preferred = min(_tied(same), key=self.lacks)
         return [preferred, *(other for other in found if other is not preferred)]
+
+    def faster(self, machine: str) -> tuple[Mapping[str, Value], ...]:
+        """Return sets of values of a machine that measured faster."""
+        return self.spaces[machine].machine.measured(self.spaces[machine].problem)
 
     def lacks(self, one: Candidate) -> tuple[int, int]:
         """Return how many decisions have another value than what measured faster: tile, then all.
@@ -290,7 +295,7 @@ class _Climb:
         """
         space = self.spaces[one.schedule.machine]
         every = []
-        for faster in space.machine.measured:
+        for faster in self.faster(one.schedule.machine):
             other = [
                 name
                 for name, value in faster.items()

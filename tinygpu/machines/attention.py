@@ -25,7 +25,6 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from functools import cache
-from types import MappingProxyType
 from typing import ClassVar
 
 from tinygpu.errors import OperationError
@@ -240,12 +239,7 @@ class Attention(FlashAttention):
     rows_by = _ROWS
     copied = "TMA's lines"
     spread = ("consumers", "tile_n")
-    measured = (
-        MappingProxyType(
-            {"consumers": 2, "tile_n": 128, "queries": "registers", "softmax": "by rows"}
-        ),
-        MappingProxyType({"consumers": 3, "tile_n": 128, "stages_k": 2, "stages_v": 3}),
-    )
+    tied = ("queries", "softmax")
 
     depth = Choice(128, 64, 192, 256, meaning="head dimension that the kernel is for")
     consumers = Choice(1, 2, 3, structural=True, meaning="warpgroups that multiply, 64 rows each")
@@ -481,6 +475,14 @@ class Attention(FlashAttention):
         kept = {"pack_gqa": tuple(dict.fromkeys((0, packed))), "split_kv": split}
         by_rows = sizes["d"] > _BLOCK and not _narrow(problem.operation)
         return {**kept, "softmax": ("by rows" if by_rows else "at once",)}
+
+    def measured(self, problem: Problem) -> tuple[Mapping[str, Value], ...]:
+        """Say what took fewest cycles, of two consumers and of three (``docs/attention.md``)."""
+        found: dict[str, Value] = {"tile_n": 128, "consumer_order": "SVsMvELOP"}
+        alone: dict[str, Value] = {"cluster_m": 1}
+        two = found | {"consumers": 2, "queries": "registers", "softmax": "by rows"}
+        three = found | {"consumers": 3, "stages_k": 2, "stages_v": 3} | alone
+        return two if problem.operation.mask is None else two | alone, three
 
     @property
     def rows(self) -> int:

@@ -209,11 +209,8 @@ class Machine(ABC):
     gates: ClassVar[bool] = False
     spread: ClassVar[tuple[str, ...]] = ()
     """Decisions in which schedules differ by more than details: tiles, and not rasters."""
-    measured: ClassVar[tuple[Mapping[str, Value], ...]] = ()
-    """Values that were faster on a card together, where the model hardly tells; several such sets.
-
-    Where they tie with its best, a search by measuring takes them for the model's first.
-    """
+    tied: ClassVar[tuple[str, ...]] = ()
+    """Further decisions that make a kernel another one, though the model hardly tells them."""
     in_order: ClassVar[Mapping[str, Value] | None] = None
     """Decisions with which each sum is one chain in the order of k, whatever all others and the
     sizes are: the bits of a result are then the same for every m.  None: it does not say."""
@@ -331,6 +328,13 @@ class Machine(ABC):
         """
         return {}
 
+    def measured(self, problem: Problem) -> tuple[Mapping[str, Value], ...]:
+        """Return sets of values that were faster on a card together, where the model hardly tells.
+
+        Where they tie with its best, a search by measuring takes them for the model's first.
+        """
+        return ()
+
     @classmethod
     def runs_on(cls, arch: str) -> bool:
         """Return whether an architecture has all its instructions."""
@@ -340,13 +344,10 @@ class Machine(ABC):
     def apart(self) -> tuple[str, ...]:
         """What schedules differ in from which a search by measuring starts.
 
-        That is ``spread``, the orders of the same statements, and of what is ``measured`` the
-        structural decisions: the model ties them.
+        That is ``spread``, the orders of the same statements, and what is ``tied``.
         """
-        every = self.decisions()
-        orders = [name for name, choice in every.items() if choice.orders]
-        faster = [name for values in self.measured for name in values if every[name].structural]
-        names = dict.fromkeys((*self.spread, *orders, *faster))
+        orders = [name for name, choice in self.decisions().items() if choice.orders]
+        names = dict.fromkeys((*self.spread, *orders, *self.tied))
         return tuple(names) if self.spread else ()
 
     @classmethod
