@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
+from itertools import count
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -18,13 +19,14 @@ from tinygpu.codegen.emit import Emitter, emit
 from tinygpu.codegen.run.assemble import assemble, sass
 from tinygpu.codegen.run.interpretation import COMPLETIONS
 from tinygpu.codegen.run.interpretation import interpret as emulated
-from tinygpu.deadline import NEVER
+from tinygpu.deadline import NEVER, Deadline
 from tinygpu.devices.device import load_device
 from tinygpu.legality.concurrency.judge import verdict
 from tinygpu.legality.laws import check_schedule
 from tinygpu.legality.mask_cover import mask_cover
 from tinygpu.machines.attention import STARTS, Attention, RowStatistics, consumer_orders
 from tinygpu.meaning.identity import computes
+from tinygpu.search.exact.branch import Search
 from tinygpu.search.neighbourhood import Candidate, Neighbourhood
 from tinygpu.search.time.timeline import timeline
 from tinygpu.search.tuning.climb import _Climb
@@ -178,7 +180,7 @@ def begun(*found: tuple[Schedule, float]) -> list[Candidate]:
     """What a search by measuring begins with, of what a ranking and the crossing found."""
     candidates = [Candidate(one, seconds) for one, seconds in found]
     near = SimpleNamespace(crossed=lambda *_: candidates)
-    space = SimpleNamespace(machine=Attention(), problem=CAUSAL, worth={})
+    space = SimpleNamespace(machine=Attention(), problem=CAUSAL)
     looked: dict[Schedule, Future[Any]] = {}
     climb = SimpleNamespace(looked=looked, near={"attention": near}, spaces={"attention": space})
     climb.apart = lambda one: _Climb.apart(cast("_Climb", climb), one)
@@ -218,6 +220,18 @@ def test_the_best_of_a_tile_is_crossed_with_the_rings_that_measured_faster() -> 
         space = Space(Attention(), narrow, load_device("h100"), fixed=fixed)
         found = Neighbourhood(space, NEVER).crossed(three, [])
         assert {(c.schedule["stages_k"], c.schedule["stages_v"]) for c in found} == rings
+
+
+def test_a_search_with_a_deadline_climbs_from_what_measured_faster() -> None:
+    """It has it though there is time for little; where a value is fixed to another, it has not."""
+    for fixed, there in (({}, True), ({"tile_n": 96}, False)):
+        space = Space(Attention(), CAUSAL, load_device("h100"), fixed=fixed)
+        faster = space.machine.measured(CAUSAL)[0]
+        search = Search(space, 9, ())
+        soon = Deadline(4.0, count().__next__)
+        search.start(exact=False, until=soon, structures=[], begin=(faster,))
+        found = [all(one[n] == v for n, v in faster.items()) for _, _, one in search.entries()]
+        assert any(found) == there
 
 
 @pytest.mark.parametrize(

@@ -115,6 +115,7 @@ def rank(
         admissible = search.start(
             exact=exact, progress=None if exact else progress, until=until,
             structures=None if exact else [s for part in parts_of(space) for s in part],
+            begin=space.machine.measured(space.problem),
         )  # fmt: skip
         if exact:
             search.finish(progress)

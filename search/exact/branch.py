@@ -79,13 +79,15 @@ class Search:
         progress: Progress | None = None,
         until: Deadline = NEVER,
         structures: Sequence[Mapping[str, Value]] | None = None,
+        begin: Sequence[Mapping[str, Value]] = (),
     ) -> int:
         """Draw from every batch, and climb in the most promising ones (without exact, in all).
 
         ``structures``: the structural choices that it draws from, all if none are given; where a
-        time is dear it climbs to others, too.  Nothing is begun that would not end by ``until``, of
-        which a share is for the draws, if it took as long as what was done before it.  Returns how
-        many schedules are admissible in the batches that it drew from.
+        time is dear it climbs to others, too, first of all from values that ``begin`` names.
+        Nothing is begun that would not end by ``until``, of which a share is for the draws, if it
+        took as long as what was done before it.  Returns how many schedules are admissible in the
+        batches that it drew from.
         """
         space, found, rng = self.space, self.found, np.random.default_rng(0)
         with np.errstate(all="ignore"):
@@ -93,6 +95,9 @@ class Search:
             promises = {}
             drawn: dict[Hashable, tuple[float, Place]] = {}
             many = not exact or space.count() > _FOLLOWED
+            climb = Climb(self.every, found.add, until)
+            for values in begin if many else ():
+                climb.from_the_fastest(self._places(values, rng), 1)
             drawing = until if until.open else until.sooner(_DRAWING_SHARE * until.left())
             began = until.clock()
             starts = _STARTS if structures is None else _STARTS_OF_A_PART
@@ -114,7 +119,6 @@ class Search:
                     break
                 began += took
             least = sorted(drawn.values(), key=lambda one: one[0])[:_DRAWN]
-            climb = Climb(self.every, found.add, until)
             climb.from_the_fastest([place for _, place in least], starts)
             self.climbed = climb.followed
             self.scored += self.climbed
@@ -157,6 +161,22 @@ class Search:
             if scorer.dear:
                 climb.by_pairs((scorer, point))
         return climb.followed
+
+    def _places(self, values: Mapping[str, Value], rng: np.random.Generator) -> list[Place]:
+        """Return a place with some values, of the least bound, where a time is dear; or none."""
+        space = self.space
+        if any(value not in space.values[name] for name, value in values.items()):
+            return []
+        scorer = self.every.of({n: values.get(n, space.worth[n][0]) for n in space.structural})
+        if scorer is None or not scorer.dear:
+            return []
+        points = space.points(scorer.batch, rng, 8 * _SAMPLE)
+        for axis, name in enumerate(space.axes):
+            if name in values:
+                points[:, axis] = space.values[name].index(values[name])
+        points = points[scorer.legal(points)]
+        order = np.argsort(scorer.least(points), kind="stable") if len(points) else ()
+        return [(scorer, points[first]) for first in order[:1]]
 
     def _seconds(self, scorer: Scorer, points: Points) -> Floats:
         """Return the seconds of points that may be among the best, a bound of the others'."""

@@ -69,12 +69,17 @@ def _climb(task: PartTask, number: int, send: Callable[[PartResult | Failed], No
         until = Deadline(task.end, time.monotonic)
         space = Space(task.machine, task.problem, task.device, fixed=task.fixed)
         loading, every = False, Scorers(space)
+        faster = space.machine.measured(space.problem)
         for turn, structures in enumerate(task.parts[number :: task.processes]):
             search = Search(space, task.k, task.spread, task.below, every)
             if turn and until.passed():  # of each process at least one is climbed in
                 send(PartResult([], 0, 0))
                 continue
-            admissible = search.start(exact=task.exact, until=until, structures=structures)
+            part = number + turn * task.processes
+            admissible = search.start(
+                exact=task.exact, until=until, structures=structures,
+                begin=faster[part :: len(task.parts)],
+            )  # fmt: skip
             if task.exact:
                 search.finish()
             send(PartResult(search.entries(), admissible, search.scored))

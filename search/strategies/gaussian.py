@@ -6,11 +6,11 @@ take as little as
     b(x) = p(x) exp(mean(x) - DOUBT deviation(x)),
 
 a lower confidence bound of its seconds.  The schedules of the least bounds are evaluated, ``BATCH``
-at a time; before anything is known so many are the model's first, and beside them as many as are
-built in the time of one.  Else each of a batch is chosen as if those before it were known already,
-so that no two of them ask the same.  What was evaluated changes both mean and deviation, and the
-single changes of the best few, at first of the model's best, become schedules to choose among.  It
-ends where no bound is below the best that was found.
+at a time; before anything is known so many are the model's first, among them that of each machine
+which may be faster, and beside them as many as are built in the time of one.  Else each of a batch
+is chosen as if those before it were known already, so that no two of them ask the same.  What was
+evaluated changes both mean and deviation, and the single changes of the best few, at first of the
+model's best, become schedules to choose among.  It ends where no bound is below the best found.
 
 Source: N. Srinivas et al., "Gaussian Process Optimization in the Bandit Setting", 2010; T.
 Desautels et al., "Parallelizing Exploration-Exploitation Tradeoffs in Gaussian Process Bandit
@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from tinygpu.search.neighbourhood import Candidate
-from tinygpu.search.residual import Residual
+from tinygpu.search.residual import SCALE, Residual
 from tinygpu.search.strategies.walk import Domain, Steps
 from tinygpu.term.schedule import Schedule
 
@@ -58,11 +58,24 @@ def gaussian(domain: Domain, rng: np.random.Generator) -> Steps:
                 found, BATCH if found else max(BATCH, domain.built_at_once)
             ):
                 break
-        if not found:  # the first ties with those of less seconds
-            wanted = list(dict.fromkeys((*changed, *wanted)))[: max(1, len(wanted))]
+        if not found:
+            wanted = list(dict.fromkeys((*_first_of_each(domain.first), *wanted)))[: len(wanted)]
         if not wanted:
             return
         found = yield wanted
+
+
+def _first_of_each(first: Sequence[Candidate]) -> list[Schedule]:
+    """Return what is first, and the first of each further machine that may be faster.
+
+    What the model errs by at one machine says nothing of another.
+    """
+    best: dict[str, Candidate] = {}
+    for one in first:
+        best.setdefault(one.schedule.machine, one)
+    doubted = math.exp(2 * DOUBT * SCALE)
+    most = min((one.predicted_seconds for one in best.values()), default=0.0) * doubted
+    return [one.schedule for one in best.values() if one.predicted_seconds < most]
 
 
 class _Pool:

@@ -289,19 +289,11 @@ class _Climb:
         return self.spaces[machine].machine.measured(self.spaces[machine].problem)
 
     def lacks(self, one: Candidate) -> tuple[int, int]:
-        """Return how many decisions have another value than what measured faster: tile, then all.
-
-        A value that the machine does not rank for the problem counts for none.
-        """
-        space = self.spaces[one.schedule.machine]
-        every = []
+        """Return how many decisions differ from what measured faster: of the tile, and of all."""
+        spread, every = self.spaces[one.schedule.machine].machine.spread, []
         for faster in self.faster(one.schedule.machine):
-            other = [
-                name
-                for name, value in faster.items()
-                if one.schedule[name] != value and value in space.worth.get(name, (value,))
-            ]
-            every.append((sum(name in space.machine.spread for name in other), len(other)))
+            other = [name for name, value in faster.items() if one.schedule[name] != value]
+            every.append((sum(name in spread for name in other), len(other)))
         return min(every, default=(0, 0))
 
     def by_code(self, first: Sequence[Candidate], until: Deadline) -> list[Candidate]:

@@ -463,24 +463,20 @@ class Attention(FlashAttention):
         )
 
     def worth(self, problem: Problem, sms: int) -> Mapping[str, tuple[Value, ...]]:
-        """Keep to one head a block that queries fill, and to whole keys where tiles fill SMs.
-
-        Rows one by one gain where the sums of a row are long, as measured; the model hardly tells.
-        """
+        """Keep to one head a block that queries fill, and to whole keys where tiles fill SMs."""
         sizes = problem.sizes
         heads, queries = sizes["g"], sizes["m"]
         packed = next((most for most in (1, 8, 16) if queries <= most), 0) if heads > 1 else 0
         tiles = sizes["l"] * sizes["h"] * -(-heads * queries // _BLOCK)
         split = tuple(n for n in (1, 2, 4, 8) if n == 1 or tiles * n // 2 < sms)
         kept = {"pack_gqa": tuple(dict.fromkeys((0, packed))), "split_kv": split}
-        by_rows = sizes["d"] > _BLOCK and not _narrow(problem.operation)
-        return {**kept, "softmax": ("by rows" if by_rows else "at once",)}
+        return {**kept, "softmax": (_softmax(problem),)}
 
     def measured(self, problem: Problem) -> tuple[Mapping[str, Value], ...]:
         """Say what took fewest cycles, of two consumers and of three (``docs/attention.md``)."""
         found: dict[str, Value] = {"tile_n": 128, "consumer_order": "SVsMvELOP"}
         alone: dict[str, Value] = {"cluster_m": 1}
-        two = found | {"consumers": 2, "queries": "registers", "softmax": "by rows"}
+        two = found | {"consumers": 2, "queries": "registers", "softmax": _softmax(problem)}
         three = found | {"consumers": 3, "stages_k": 2, "stages_v": 3} | alone
         return two if problem.operation.mask is None else two | alone, three
 
@@ -667,6 +663,12 @@ class Consumer:
         """Return what follows the products with which a step begins: the other's turn."""
         turns = self.turns
         return (lambda: turns.give(step)) if turns else None
+
+
+def _softmax(problem: Problem) -> str:
+    """Return which way of the softmax measured faster: by rows where a row's sums are long."""
+    long = problem.sizes["d"] > _BLOCK
+    return "by rows" if long and not _narrow(problem.operation) else "at once"
 
 
 def _narrow(operation: Operation) -> bool:
