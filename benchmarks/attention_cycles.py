@@ -88,6 +88,9 @@ CHANGES: Mapping[str, Mapping[str, Value]] = {
     "three consumers": _THREE,
     "three consumers, pair": {**_THREE, "cluster_m": 2},
     **{f"three consumers, {n} keys": {**_THREE, "tile_n": n} for n in (64, 96, 112, 128)},
+    **{f"three consumers, 128 keys, rings of {k} and {v}": {
+        **_THREE, "tile_n": 128, "stages_k": k, "stages_v": v}
+        for k, v in ((2, 2), (2, 3), (3, 3), (4, 2))},
     **{f"{n} keys": {**_SHARED, "stages_q": 1, "tile_n": n} for n in _TILES},
     "176 keys": {**_SHARED, "stages_q": 1, "tile_n": 176, "epilogue": "direct"},
     "one tile each": {"consumer_order": _BEST, "persistent": 0, "order": "longest"},

@@ -5,8 +5,8 @@ of threads (``benchmarks/fit.py``): schedules of ``simt`` and ``ampere`` of the 
 less weight 308 older ones (random ones, fast ones, the named ladder) and the variants of
 ``benchmarks/slow_kernel.py``; ``red``, ``fma_apart`` and ``last_copy`` were chosen by themselves,
 ``ahead`` by the registers that ptxas used.
-``special``, ``special_issue`` and ``kept_out`` are chosen on an H100's cycles of attention and on
-times of e4m3, and judged on attention's landscapes (``benchmarks/attention_cycles.py``).
+``special`` and ``special_issue`` are chosen on an H100's cycles of attention and times of e4m3,
+``kept_out`` on cycles, and judged on attention's landscapes (``benchmarks/attention_cycles.py``).
 Those from ``tma_issue`` on are about statements of whole tiles (``benchmarks/fit_hopper.py``):
 schedules of ``hopper`` on the shapes of the oracle that are not held out, on an H200; those of an
 H100, whose runs chose none of them, are as near (``docs/measuring.md``).
