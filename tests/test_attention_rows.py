@@ -222,6 +222,16 @@ def test_the_best_of_a_tile_is_crossed_with_the_rings_that_measured_faster() -> 
         assert {(c.schedule["stages_k"], c.schedule["stages_v"]) for c in found} == rings
 
 
+def test_nothing_is_said_of_what_was_not_counted() -> None:
+    """Few queries, wide heads, 8 bits; under a mask pairs of CTAs are what is not taken."""
+    said = Attention().measured
+    assert said(CAUSAL)[0]["cluster_m"] == 1
+    assert "cluster_m" not in said(Problem.of(attention(), **CAUSAL.sizes))[0]
+    assert said(Problem.of(attention(), **{**CAUSAL.sizes, "m": 16})) == ()
+    assert said(Problem.of(attention(), **{**CAUSAL.sizes, "d": 192, "e": 192})) == ()
+    assert said(Problem.of(attention("e4m3"), **CAUSAL.sizes)) == ()
+
+
 def test_a_search_with_a_deadline_climbs_from_what_measured_faster() -> None:
     """It has it though there is time for little; where a value is fixed to another, it has not."""
     for fixed, there in (({}, True), ({"tile_n": 96}, False)):

@@ -263,14 +263,15 @@ class _Climb:
         wait(self.looked.values())  # one looks at a time
         for name, near in self.near.items():
             mine = [one.schedule for one in first if one.schedule.machine == name]
-            for one in mine[:1]:
-                more += near.crossed(one, mine[1:_CROSSED])
+            others = dict.fromkeys(mine[:1], mine[1:_CROSSED])
             for faster in self.faster(name):
                 spread = self.spaces[name].machine.spread
                 tile = {n: v for n, v in faster.items() if n in spread}
-                alike = (one for one in mine[1:] if all(one[n] == v for n, v in tile.items()))
+                alike = (one for one in mine if all(one[n] == v for n, v in tile.items()))
                 for one in islice(alike, 1):
-                    more += near.crossed(one, [])
+                    others.setdefault(one, [])
+            for one, theirs in others.items():
+                more += near.crossed(one, theirs)
         if not more:
             return list(first)
         kinds: dict[object, list[Candidate]] = {}

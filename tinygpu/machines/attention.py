@@ -473,7 +473,13 @@ class Attention(FlashAttention):
         return {**kept, "softmax": (_softmax(problem),)}
 
     def measured(self, problem: Problem) -> tuple[Mapping[str, Value], ...]:
-        """Say what took fewest cycles, of two consumers and of three (``docs/attention.md``)."""
+        """Say what took fewest cycles, of two consumers and of three (``docs/attention.md``).
+
+        It was counted where queries fill blocks, for inputs of 16 bits and up to d 128.
+        """
+        sizes = problem.sizes
+        if _narrow(problem.operation) or sizes["d"] > 2 * _BLOCK or sizes["m"] < _BLOCK:
+            return ()
         found: dict[str, Value] = {"tile_n": 128, "consumer_order": "SVsMvELOP"}
         alone: dict[str, Value] = {"cluster_m": 1}
         two = found | {"consumers": 2, "queries": "registers", "softmax": _softmax(problem)}
