@@ -76,7 +76,7 @@ class Neighbourhood:
 
         These are the decisions of ``Machine.apart`` beyond its spread: with every value of one that
         others have, or that measured faster, in their order, every one of the next.  Of a tile that
-        measured faster with some numbers, with these too.
+        measured faster with some values, with these too.
         """
         space, machine = self.space, self.space.machine
         tied = [name for name in machine.apart if name not in machine.spread]
@@ -86,22 +86,22 @@ class Neighbourhood:
             known = [value for value in space.values[name] if value in of]
             theirs = (one[name] for one in others)
             seen.append(list(dict.fromkeys((schedule[name], *known, *theirs))))
-        places = [[space.values[name].index(schedule[name]) for name in space.axes]]
+        here = [space.values[name].index(schedule[name]) for name in space.axes]
+        ways = [(here, dict[str, Value]())]
         for faster in measured:
             if all(schedule[name] == faster.get(name, schedule[name]) for name in machine.spread):
-                place = [*places[0]]
-                for axis, name in enumerate(space.axes):
-                    if faster.get(name) in space.values[name]:
-                        place[axis] = space.values[name].index(faster[name])
-                places += [place] * (place not in places)
+                own = {name: v for name, v in faster.items() if v in space.values[name]}
+                place = [space.values[n].index(own.get(n, schedule[n])) for n in space.axes]
+                ways.append((place, own))
         found: list[Candidate] = []
         for values in product(*seen) if tied else ():
             if self.until.passed() or len(found) >= _CROSSED:
                 break
             chosen = dict(zip(tied, values, strict=True))
-            own = tuple(chosen.get(name, schedule[name]) for name in space.structural)
-            for place in places:
-                found += self._changed(own, np.array(place, np.int64), [()])
+            for place, own in ways:
+                all_of = {**dict(schedule.decisions), **own, **chosen}
+                structure = tuple(all_of[name] for name in space.structural)
+                found += self._changed(structure, np.array(place, np.int64), [()])
         return found
 
     def _changed(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -119,6 +119,13 @@ def test_a_guard_counts_its_steps(start: int, step: int, bound: int | str, steps
         assert guard.late == holds(500, 1000)
 
 
+@pytest.fixture
+def open_schedulers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let statements be in the way of others by their units alone."""
+    monkeypatch.setitem(cast("dict[str, float]", FITTED), "kept_out", 0.0)
+
+
+@pytest.mark.usefixtures("open_schedulers")
 def test_copies_share_a_unit() -> None:
     """Two copies' work on one unit adds up; on two units it overlaps."""
     one, other = (math_of("sfu", 100.0),), (math_of("fma", 100.0),)
@@ -129,6 +136,20 @@ def test_copies_share_a_unit() -> None:
     last = Guard(Affine(1, (("kt", 1),)), "trips", (work(0.0),))
     bodies = [agent(StepLoop((), "kt", (*one, work(0.0), last)), name=n) for n in "ab"]
     assert taken(*bodies, steps=100) == pytest.approx(100 * 200.0)
+
+
+@given(st.floats(1.0, 200.0), st.floats(1.0, 200.0))
+def test_a_statement_keeps_others_out(one: float, other: float) -> None:
+    """For a share of its busiest unit's cycles, of the same copy or not; then both go on."""
+    share = FITTED["kept_out"]
+    both = (math_of("sfu", one, issue=0.1 * one), math_of("fma", other, issue=0.1 * other))
+    first, second = sorted((one, other))
+    apart = max(first, share * first + second, share * second + first)
+    assert taken(agent(StepLoop((), "kt", both))) == pytest.approx(max(one, share * one + other))
+    two = [
+        agent(StepLoop((), "kt", (math,)), name=name) for name, math in zip("ab", both, strict=True)
+    ]
+    assert second <= taken(*two) <= apart + 1e-6
 
 
 def test_points_are_followed_one_by_one() -> None:
@@ -144,6 +165,7 @@ def test_points_are_followed_one_by_one() -> None:
     assert Recursion(tuple(found))(1, 1, 50, 4, *wide) == pytest.approx(each)
 
 
+@pytest.mark.usefixtures("open_schedulers")
 def test_copies_share_issue_slots() -> None:
     """A warp issues every other cycle at most, so that two copies fill the slots and three wait."""
     body = (math_of("fma", 10.0, issue=100.0),)
@@ -175,6 +197,7 @@ def test_a_product_flies_under_arithmetic() -> None:
     assert per_step(long, long) == pytest.approx(160.0)  # the unit of both
 
 
+@pytest.mark.usefixtures("open_schedulers")
 def test_a_statement_follows_value_by_value() -> None:
     """As many values overlap; after a sum, or where there are fewer, it starts at the end."""
     first = math_of("fma", 60.0, write="t", latency=4.0)

@@ -73,7 +73,7 @@ FITTED: Mapping[str, float] = {
     "special": 13.0,
     "special_issue": 4.0,
     # the share of its busiest unit's cycles in which arithmetic of a step keeps other out
-    "kept_out": 0.8,
+    "kept_out": 0.85,
     # cycles in which one thread issues a TMA instruction, and TMA walks one row of a box
     "tma_issue": 55.4,
     "tma_line": 0.0951,

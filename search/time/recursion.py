@@ -229,11 +229,6 @@ class CopyState:
         """Let its warps' arithmetic end."""
         self.now = self.last = max(self.now, self.worked)
 
-    def clock(self, node: Event | Loop) -> Time:
-        """Return when it may do a statement: arithmetic as soon as what came before is issued."""
-        arithmetic = isinstance(node, Event) and node.kind == "math"
-        return max(self.now, self.issued if arithmetic else self.worked)
-
 
 class Walk:
     """The rules of statements and of loops that have a closed form."""
@@ -494,7 +489,7 @@ class Following(Walk):
             for n, (node, need) in enumerate(zip(at, needs, strict=True)):
                 if node is None or (need and self.arrived.get(need[0], 0) < need[1]):
                     continue
-                place = not loads[n], ways[n][0].clock(node)
+                place = not loads[n], self.clock(node, ways[n][0])
                 if able < 0 or place < least:
                     able, least, second = n, place, least
                 elif place < second:
@@ -512,12 +507,34 @@ class Following(Walk):
                 node = next(way, None)
                 needs[able] = need = self.need(node, known)
                 again = again and not (need and self.arrived.get(need[0], 0) < need[1])
-                again = again and node is not None and (True, state.clock(node)) < second
+                again = again and node is not None and (True, self.clock(node, state)) < second
             at[able] = node
         if waits := sorted({n.barrier for n in at if isinstance(n, Event)}):
             raise ProgramError(
                 f"time: all agents wait, for phases of {', '.join(waits)} that nobody completes"
             )
+
+    def clock(self, node: Event | Loop, state: CopyState) -> Time:
+        """Return when a copy may do a statement: arithmetic as soon as it can start."""
+        if isinstance(node, Event) and node.kind == "math":
+            return self.earliest(node, state)[0]
+        return max(state.now, state.worked)
+
+    def earliest(self, event: Event, state: CopyState) -> tuple[Time, Time]:
+        """Return when arithmetic may start, and when what it reads is there in full."""
+        _, special, busy = self.arithmetic_of(event, state)
+        free, there, count = self.units, state.there, event.count * event.turns
+        start, least = state.now, self.zero
+        for name in event.reads:
+            if name in there:
+                first, last, many = there[name]
+                begun = first if many == count else last
+                start = begun if begun > start else start
+                least = last if last > least else least
+        for unit, _ in busy:
+            if unit != "issue" and free.get(unit, 0.0) > start:
+                start = free[unit]
+        return (max(start, state.special) if special else start), least
 
     def need(
         self, node: Event | Loop | None, known: Mapping[str, Number]
@@ -543,29 +560,10 @@ class Following(Walk):
         if both have as many.  Special functions take their warp longer than the unit, which others
         may have meanwhile.  Where there is arithmetic, one point is followed: times are floats.
         """
-        key, free, there = id(event), self.units, state.there
-        if key not in self.arithmetic:
-            cycles = event.cycles
-            busy = tuple((unit, each * self.share) for unit, each in cycles.items())
-            special = event.count / state.warps if event.unit == "sfu" else 0.0
-            issue = max(alone(cycles) / state.warps, special * FITTED["special_issue"])
-            most = max(each for _, each in busy)
-            busy = *busy, (_SCHEDULERS, FITTED["kept_out"] * most)
-            self.arithmetic[key] = issue, special * FITTED["special"], busy
-        issue, special, busy = self.arithmetic[key]
-        least: Time = 0.0
-        start, count = state.now, event.count * event.turns
-        for name in event.reads:
-            if name in there:
-                first, last, many = there[name]
-                begun = first if many == count else last
-                start = begun if begun > start else start
-                least = last if last > least else least
-        for unit, _ in busy:
-            if unit != "issue" and free.get(unit, 0.0) > start:
-                start = free[unit]
+        issue, special, busy = self.arithmetic_of(event, state)
+        free, there, count = self.units, state.there, event.count * event.turns
+        start, least = self.earliest(event, state)
         if special:
-            start = max(start, state.special)
             state.special = least = max(least, start + special)
         issued = state.issued = (start if start > state.issued else state.issued) + issue
         end = issued if issued > least else least
@@ -580,6 +578,21 @@ class Following(Walk):
             there[name] = when
         state.worked = worked if worked > state.worked else state.worked
         return start, end
+
+    def arithmetic_of(
+        self, event: Event, state: CopyState
+    ) -> tuple[Number, Number, tuple[tuple[str, Number], ...]]:
+        """Return arithmetic's cycles of issue and of special functions, and those of each unit."""
+        key = id(event)
+        if key not in self.arithmetic:
+            cycles = event.cycles
+            busy = tuple((unit, each * self.share) for unit, each in cycles.items())
+            special = event.count / state.warps if event.unit == "sfu" else 0.0
+            issue = max(alone(cycles) / state.warps, special * FITTED["special_issue"])
+            most = max(each for _, each in busy)
+            busy = *busy, (_SCHEDULERS, FITTED["kept_out"] * most)
+            self.arithmetic[key] = issue, special * FITTED["special"], busy
+        return self.arithmetic[key]
 
     def jump(self, states: list[CopyState], number: int, seen: list[Time], more: Number) -> None:
         """Go on for more steps of a loop at the period: what the steps moved moves along.

@@ -480,11 +480,15 @@ class Attention(FlashAttention):
         sizes = problem.sizes
         if _narrow(problem.operation) or sizes["d"] > 2 * _BLOCK or sizes["m"] < _BLOCK:
             return ()
-        found: dict[str, Value] = {"tile_n": 128, "consumer_order": "SVsMvELOP"}
+        masked = problem.operation.mask is not None
+        found: dict[str, Value] = {
+            "tile_n": 128, "consumer_order": "SVsMvELOP", "turns": "none", "persistent": 1,
+            "order": "zigzag" if masked else "straight",
+        }  # fmt: skip
         alone: dict[str, Value] = {"cluster_m": 1}
         two = found | {"consumers": 2, "queries": "registers", "softmax": _softmax(problem)}
         three = found | {"consumers": 3, "stages_k": 2, "stages_v": 3} | alone
-        return two if problem.operation.mask is None else two | alone, three
+        return (two | alone if masked else two), three
 
     @property
     def rows(self) -> int:
