@@ -199,7 +199,8 @@ class CopyState:
     ``turn``: how many tiles it has done, with ``taken`` steps.
     Of a copy with arithmetic: ``there`` is when a register's first and last values are there and
     how many they are, ``issued`` when its warps have issued all so far, ``special`` when their last
-    special functions end, ``worked`` the end of all.
+    special functions end, ``worked`` the end of all; ``soonest``: when its next arithmetic may
+    start, and what that reads is there in full, as units were when ``Following.clock`` looked.
     """
 
     now: Time
@@ -218,6 +219,7 @@ class CopyState:
     issued: Time = 0.0
     special: Time = 0.0
     worked: Time = 0.0
+    soonest: tuple[Time, Time] = (0.0, 0.0)
 
     def busy(self, cycles: Number) -> None:
         """Let both clocks go on."""
@@ -517,7 +519,8 @@ class Following(Walk):
     def clock(self, node: Event | Loop, state: CopyState) -> Time:
         """Return when a copy may do a statement: arithmetic as soon as it can start."""
         if isinstance(node, Event) and node.kind == "math":
-            return self.earliest(node, state)[0]
+            state.soonest = self.earliest(node, state)
+            return state.soonest[0]
         return max(state.now, state.worked)
 
     def earliest(self, event: Event, state: CopyState) -> tuple[Time, Time]:
@@ -555,14 +558,15 @@ class Following(Walk):
     def math(self, event: Event, state: CopyState) -> tuple[Time, Time]:
         """Let a copy's warps do arithmetic: in order, on units that it shares with the others.
 
-        Returns its start, and when all have done it.  A value is there a latency after its
-        instruction has started, so that a statement follows the one that it reads value by value,
-        if both have as many.  Special functions take their warp longer than the unit, which others
-        may have meanwhile.  Where there is arithmetic, one point is followed: times are floats.
+        It starts as ``clock`` has found just before.  Returns its start, and when all have done it.
+        A value is there a latency after its instruction has started, so that a statement follows
+        the one that it reads value by value, if both have as many.  Special functions take their
+        warp longer than the unit, which others may have meanwhile.  Where there is arithmetic, one
+        point is followed: times are floats.
         """
         issue, special, busy = self.arithmetic_of(event, state)
         free, there, count = self.units, state.there, event.count * event.turns
-        start, least = self.earliest(event, state)
+        start, least = state.soonest
         if special:
             state.special = least = max(least, start + special)
         issued = state.issued = (start if start > state.issued else state.issued) + issue
