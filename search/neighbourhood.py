@@ -75,33 +75,26 @@ class Neighbourhood:
         """Return a schedule with what others choose where schedules of the model tie.
 
         These are the decisions of ``Machine.apart`` beyond its spread: with every value of one that
-        others have, or that measured faster, in their order, every one of the next.  Of a tile that
-        measured faster with some values, with these too.
+        others have, in their order, every one of the next.  Where values measured faster together
+        with its tile, it is crossed with these too.
         """
         space, machine = self.space, self.space.machine
-        tied = [name for name in machine.apart if name not in machine.spread]
-        measured, seen = machine.measured(space.problem), []
-        for name in tied:
-            of = [faster[name] for faster in measured if name in faster]
-            known = [value for value in space.values[name] if value in of]
-            theirs = (one[name] for one in others)
-            seen.append(list(dict.fromkeys((schedule[name], *known, *theirs))))
-        here = [space.values[name].index(schedule[name]) for name in space.axes]
-        ways = [(here, dict[str, Value]())]
-        for faster in measured:
+        bases = [schedule]
+        for faster in machine.measured(space.problem):
             if all(schedule[name] == faster.get(name, schedule[name]) for name in machine.spread):
-                own = {name: v for name, v in faster.items() if v in space.values[name]}
-                place = [space.values[n].index(own.get(n, schedule[n])) for n in space.axes]
-                ways.append((place, own))
+                own = {name: value for name, value in faster.items() if value in space.values[name]}
+                bases.append(schedule.with_(**own))
+        bases = list(dict.fromkeys(bases))
+        tied = [name for name in machine.apart if name not in machine.spread]
+        seen = [list(dict.fromkeys(one[name] for one in (*bases, *others))) for name in tied]
         found: list[Candidate] = []
         for values in product(*seen) if tied else ():
             if self.until.passed() or len(found) >= _CROSSED:
                 break
-            chosen = dict(zip(tied, values, strict=True))
-            for place, own in ways:
-                all_of = {**dict(schedule.decisions), **own, **chosen}
-                structure = tuple(all_of[name] for name in space.structural)
-                found += self._changed(structure, np.array(place, np.int64), [()])
+            for one in (base.with_(**dict(zip(tied, values, strict=True))) for base in bases):
+                structure = tuple(one[name] for name in space.structural)
+                here = np.array([space.values[n].index(one[n]) for n in space.axes], np.int64)
+                found += self._changed(structure, here, [()])
         return found
 
     def _changed(

@@ -518,17 +518,12 @@ class Following(Walk):
 
     def clock(self, node: Event | Loop, state: CopyState) -> Time:
         """Return when a copy may do a statement: arithmetic as soon as it can start."""
-        if isinstance(node, Event) and node.kind == "math":
-            state.soonest = self.earliest(node, state)
-            return state.soonest[0]
-        return max(state.now, state.worked)
-
-    def earliest(self, event: Event, state: CopyState) -> tuple[Time, Time]:
-        """Return when arithmetic may start, and when what it reads is there in full."""
-        _, special, busy = self.arithmetic_of(event, state)
-        free, there, count = self.units, state.there, event.count * event.turns
+        if not isinstance(node, Event) or node.kind != "math":
+            return max(state.now, state.worked)
+        _, special, busy = self.arithmetic_of(node, state)
+        free, there, count = self.units, state.there, node.count * node.turns
         start, least = state.now, self.zero
-        for name in event.reads:
+        for name in node.reads:
             if name in there:
                 first, last, many = there[name]
                 begun = first if many == count else last
@@ -537,7 +532,10 @@ class Following(Walk):
         for unit, _ in busy:
             if unit != "issue" and free.get(unit, 0.0) > start:
                 start = free[unit]
-        return (max(start, state.special) if special else start), least
+        if special:
+            start = max(start, state.special)
+        state.soonest = start, least
+        return start
 
     def need(
         self, node: Event | Loop | None, known: Mapping[str, Number]

@@ -331,7 +331,8 @@ class Machine(ABC):
     def measured(self, problem: Problem) -> tuple[Mapping[str, Value], ...]:
         """Return sets of values that were faster on a card together, where the model hardly tells.
 
-        Where they tie with its best, a search by measuring takes them for the model's first.
+        A climb with a deadline begins with them; where they tie with the model's best, a search by
+        measuring takes them for its first.
         """
         return ()
 
