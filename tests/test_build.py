@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -51,6 +54,29 @@ def test_one_that_fails_stands_in_its_place(jobs: int) -> None:
 def test_a_worker_that_dies_is_no_hang(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "_COMMAND", ("false",))
     assert all(isinstance(b, TinyGpuError) for b in build_many(_wanted(_terms()), jobs=2))
+
+
+def test_a_worker_that_was_idle_at_a_deadline_serves_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was killed with the one that built, and its death is no schedule's."""
+    script = tmp_path / "builder.py"
+    script.write_text(
+        "import json, sys, time\n"
+        "for line in sys.stdin:\n"
+        "    if 'build' in line:\n"
+        f"        asked = open({str(tmp_path / 'asked')!r}, 'a')\n"
+        "        asked.write('x')\n"
+        "        if asked.tell() == 2: time.sleep(60)\n"
+        "    print(json.dumps({'error': 'x'}), flush=True)\n"
+    )
+    monkeypatch.setattr(build, "_COMMAND", (sys.executable, str(script)))
+    wanted = _wanted(_terms()[:2])
+    with Builders(2) as builders:
+        cut = list(builders.each(wanted, Deadline.within(1.5, time.monotonic)))
+        again = list(builders.each(wanted, Deadline.within(60.0, time.monotonic)))
+    assert len(cut) < len(wanted)  # the second that was asked slept
+    assert [str(one) for one in again] == ["x", "x"]
 
 
 def test_codes_are_those_that_are_assembled() -> None:

@@ -127,9 +127,12 @@ class Builders(ExitStack):
             pass
         finally:  # who leaves before the last leaves nothing that is being built
             pool.shutdown(wait=False, cancel_futures=True)
-            for worker in busy if there < len(wanted) else ():
+            given_up = busy if there < len(wanted) else []
+            for worker in given_up:
                 worker.kill()
             pool.shutdown(wait=True)
+            for worker in given_up:
+                worker.close()  # one that was idle, too: the next request starts another
 
     def codes(
         self, wanted: Sequence[Wanted], until: Deadline = NEVER
