@@ -107,12 +107,12 @@ WORDS = {"fma", "alu", "mufu", "cvt", "mov", "mbarrier"}
 WALK_LINES = {
     "meaning": 6044,
     "legality": 8105,
-    "time": 5143,
+    "time": 5156,
     "tinygpu.codegen.emit kernel rules": 4497,
 }
 """The most lines of a walk."""
 
-LINES = 73880
+LINES = 73898
 """The most lines of the three folders together; without the emulator they are to be 40,000."""
 
 

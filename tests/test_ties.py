@@ -26,7 +26,12 @@ from tinygpu.term.schedule import Schedule
 def rows(*told: tuple[float, float | None, float]) -> list[dict[str, Any]]:
     """Rows of search.json: the predicted seconds, the measured ones, their spread."""
     return [
-        {"predicted_seconds": p, "parts_seconds": {"power": p}, "seconds": s, "spread": spread}
+        {
+            "predicted_seconds": p,
+            "parts_seconds": {"power": p, "epilogue": 0.1 * p},
+            "seconds": s,
+            "spread": spread,
+        }
         for p, s, spread in told
     ]
 

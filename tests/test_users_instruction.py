@@ -512,7 +512,9 @@ def test_a_warp_product_of_another_shape() -> None:
     assert assemble(text, "sm_90").registers
     assert "mma.sync.aligned.m16n8k8.row.col.f64.f64.f64.f64 {" in text
     time = cost(term, problem.sizes, device)
-    assert time.bottleneck == "tensor"
+    units = {unit: seconds for unit, seconds in time.parts.items() if unit != "power"}
+    assert max(units, key=units.__getitem__) == "tensor"
+    assert time.bottleneck == "power"  # tensor cores without a pause meet the cap
     # 256 flop a cycle, of which warps reach what they reach of wgmma's rate
     assert 2 * 4096**3 / time.seconds < 132 * 256 * device.clock_hz
     found = rank(Space(Doubles(), problem, device), k=1)

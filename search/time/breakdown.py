@@ -52,7 +52,8 @@ class Breakdown:
 
         "tiles": roles a tile at a time; "warps": those that multiply together; or "threads".
         """
-        who = "tiles" if "power" in self.parts else "warps" if "tensor" in self.parts else "threads"
+        names = {"epilogue": "tiles", "tensor": "warps"}
+        who = next((name for part, name in names.items() if part in self.parts), "threads")
         return f"{who}, {self.bottleneck}"
 
     @property

@@ -262,7 +262,7 @@ def predict(f: Features) -> Breakdown:
 
 
 def _of_threads(f: Features, place: Placed) -> Breakdown:
-    """Blend the units of the busiest SM, the path of a CTA, L2 and DRAM."""
+    """Blend the units of the busiest SM, the path of a CTA, L2, DRAM, at the clock of power."""
     launch, device = f.launch, f.launch.device
     warps = np.ceil(launch.threads / WARP)
     work = total_work(f.tree)
@@ -286,11 +286,15 @@ def _of_threads(f: Features, place: Placed) -> Breakdown:
     started = started * (1 - EARLY_LAUNCH * launch.early)
     parts["launch"] = 0.0 if "launch" in launch.without else started
     parts["clear"] = launch.clear_seconds()
-    return Breakdown(combined(parts), parts)
+    energy, idle = _energy(f, place, {unit: each * warps for unit, each in work.items()})
+    longest = reduce(np.maximum, (parts[unit] for unit in work))
+    seconds = combined(parts, energy, idle)
+    parts["power"] = _slowed(longest, energy + idle * longest)
+    return Breakdown(seconds, parts)
 
 
-def combined(parts: Mapping[str, Number]) -> Number:
-    """Return the time that parts, in seconds, make up together; monotone in each."""
+def combined(parts: Mapping[str, Number], energy: Number, idle: float) -> Number:
+    """Return the time that parts, in seconds, make up under the power cap; monotone in each."""
     # shared memory and L1 are stages of one pipe
     pipe = parts.get("smem", 0.0) + parts.get("l1", 0.0)
     apart = ("smem", "l1", "burst", "latency", "l2", "dram", "spills", "launch", "clear")
@@ -298,6 +302,7 @@ def combined(parts: Mapping[str, Number]) -> Number:
     throughput = blend([*units, pipe], FITTED["unit_power"]) + parts.get("burst", 0.0)
     bounds = [throughput, parts["latency"], parts["l2"], parts["dram"]]
     seconds = blend(bounds, FITTED["blend_power"])
+    seconds = _slowed(seconds, np.maximum(seconds, energy + idle * seconds))
     return resolved(seconds + parts["spills"] + (parts["launch"] + parts["clear"]))
 
 
@@ -330,8 +335,8 @@ def _of_steps(f: Features, place: Placed) -> Breakdown:
     parts["epilogue"] = waves * after / device.clock_hz
     hidden = "path" in launch.without
     parts["latency"] = 0.0 if hidden else np.maximum(cycles / device.clock_hz - longest, 0.0)
-    (energy, idle), share = _energy(f, place, work), FITTED["power_share"]
-    parts["power"] = longest ** (1 - share) * (energy + idle * longest) ** share
+    energy, idle = _energy(f, place, work)
+    parts["power"] = _slowed(longest, energy + idle * longest)
     writes = place.tiles * launch.cluster * work.get("writes", 0.0)
     sent = place.asked_bytes / l2_rate + FITTED["l2_write"] * writes
     parts["l2"] = sent / device.clock_hz
@@ -341,8 +346,7 @@ def _of_steps(f: Features, place: Placed) -> Breakdown:
     parts["clear"] = launch.clear_seconds()
 
     def capped_with(seconds: Number, dram: Number, late: Number) -> Number:
-        used = energy + idle * seconds
-        capped = seconds ** (1 - share) * np.maximum(seconds, used) ** share
+        capped = _slowed(seconds, np.maximum(seconds, energy + idle * seconds))
         blended = blend([capped, dram, parts["l2"]], FITTED["tile_power"])
         return resolved(blended * late + (parts["launch"] + parts["clear"]))
 
@@ -355,13 +359,23 @@ def _of_steps(f: Features, place: Placed) -> Breakdown:
     return Breakdown(found, parts, floor)
 
 
+def _slowed(seconds: Number, used: Number) -> Number:
+    """Return what seconds become at the clock at which they need no more power than the cap."""
+    share = FITTED["power_share"]
+    slowed: Number = seconds ** (1 - share) * used**share
+    return slowed
+
+
 def _energy(f: Features, place: Placed, work: Mapping[str, Number]) -> tuple[Number, float]:
     """Return the seconds in which the power cap lets the energy through, at the highest clock.
 
     That is of what is done; and, of each second, of what goes on anyway.  Tensor cores alone meet
-    the cap at ``tensor_clock_hz``; DRAM at its rate alone would need ``dram_power`` of it.
+    the cap at ``tensor_clock_hz``, which nobody knows where it is the highest clock: nothing is
+    slowed.  DRAM at its rate alone would need ``dram_power`` of the cap.
     """
     device, share = f.launch.device, FITTED["power_share"]
+    if device.tensor_clock_hz >= device.clock_hz:
+        return 0.0, 0.0
     special = work.get("sfu", 0.0) * device.sfu_per_cycle_per_sm * FITTED["special_power"]
     cycles = place.tiles * f.launch.cluster * (work.get("tensor", 0.0) + special)
     cycles = (cycles + FITTED["l2_power"] * place.asked_bytes) / device.sms
