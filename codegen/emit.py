@@ -616,7 +616,10 @@ class Emitter(KernelCode):
         """Emit one turn of a running loop, and the steps to the next."""
         with self.text.scope():
             tma.look_up(self, loop.body, scope)
-            self.body(loop.body, replace(scope, turns={**scope.turns, loop.var: known}))
+            here = replace(scope, turns={**scope.turns, loop.var: known})
+            for do, at in instances(loop.body, here):
+                wgmma.prepare(self, do, at, turn=True)
+            self.body(loop.body, here)
             if known.far == 1:
                 return
             for step in steps:
@@ -639,6 +642,7 @@ class Emitter(KernelCode):
         for do, here in instances(loop.body, scope):
             for access in by_threads(do):
                 addresses.prepare(access, do.threads, here)
+            wgmma.prepare(self, do, here, turn=False)
 
         def step(pointer: Number, distance: Number) -> None:
             text.emit(f"add.s64 {pointer}, {pointer}, {distance}")

@@ -108,11 +108,11 @@ WALK_LINES = {
     "meaning": 6044,
     "legality": 8105,
     "time": 5156,
-    "tinygpu.codegen.emit kernel rules": 4497,
+    "tinygpu.codegen.emit kernel rules": 4521,
 }
 """The most lines of a walk."""
 
-LINES = 73898
+LINES = 73922
 """The most lines of the three folders together; without the emulator they are to be 40,000."""
 
 

@@ -25,12 +25,13 @@ from tinygpu.legality.concurrency.assumptions import assumptions
 from tinygpu.legality.concurrency.judge import verdict
 from tinygpu.legality.laws import LAWS
 from tinygpu.legality.reach import Case
+from tinygpu.machines import MACHINES, hopper
 from tinygpu.machines.attention import STARTS, Attention
 from tinygpu.meaning.canonical import canonical_run
 from tinygpu.meaning.interpret import check
 from tinygpu.search.time.cost import cost
 from tinygpu.term.machine import Chosen
-from tinygpu.term.operation import attention
+from tinygpu.term.operation import attention, matmul
 from tinygpu.term.program import (
     Access,
     Commit,
@@ -306,3 +307,27 @@ def test_a_shuffle_is_of_whole_warps() -> None:
     some = dos(built("one"), "shfl.sync", lambda do: replace(do, lanes=(4, 8, 0)))
     assert not verdict(some).legal
     assert any("a part of a warp does" in doubt for doubt in assumptions(some))
+
+
+@pytest.mark.parametrize("machine", ["hopper", "attention"])
+def test_descriptors_are_made_before_a_loop_and_what_its_turn_waits_for(machine: str) -> None:
+    """Behind a wait a product's tile is some bytes from one that is known; none is made in a turn.
+
+    An address in a descriptor has 18 bits; a ring's stage is a step of 64 bits from the first.
+    """
+    of = attention() if machine == "attention" else matmul("bf16", layout="nt")
+    turns = 0
+    for chosen in {"attention": STARTS, "hopper": hopper.STARTS}[machine].values():
+        lines = emit(MACHINES[machine].program(of, Chosen(chosen)), "sm_90a").splitlines()
+        places = {line[:-1]: at for at, line in enumerate(lines) if line.endswith(":")}
+        for end, line in enumerate(lines):
+            turn = lines[places.get(line.rpartition("bra ")[2][:-1], end) : end]
+            ready = False
+            if "bra $kt" not in line or not any("wgmma.mma" in one for one in turn):
+                continue
+            for one in turn:
+                ready = "wgmma.mma" not in one and (ready or "bra $wait" in one)
+                assert "0x3ffff" not in one
+                assert not (ready and "mad.wide.s32 %rd" in one), one
+            turns += 1
+    assert turns > 6

@@ -95,10 +95,12 @@ def descriptor(
     scope: Scope,
     *,
     forms: Mapping[int, int],
+    staged: bool = True,
 ) -> tuple[str, int, bool]:
     """Return a descriptor's base register, the bytes to add, and whether k is contiguous.
 
-    ``forms`` are one of the formats above.  Raises ProgramError for what no descriptor can say.
+    ``forms`` are one of the formats above; not ``staged``, it is that of a ring's first stage.
+    Raises ProgramError for what no descriptor can say.
     """
     text, buffer = kernel.text, access.buffer
     by_k = _major(do, access, rows, forms)
@@ -124,16 +126,16 @@ def descriptor(
         return wide
 
     base = text.once(("descriptor", buffer.name, terms), start)
-    slot = _slot(kernel, access, scope)
+    slot = _slot(kernel, access, scope) if staged else 0
     if isinstance(slot, int):
         return str(base), known + slot, by_k
 
-    def staged() -> Number:
+    def at() -> Number:
         return text.wide_multiply_add(
             slot, kernel.addresses.plan.stage_bytes[buffer.name] >> 4, base
         )
 
-    return str(text.once(("descriptor at", base, slot), staged)), known, by_k
+    return str(text.once(("descriptor at", base, slot), at)), known, by_k
 
 
 def moved(kernel: KernelCode, base: str, known: int) -> str:

@@ -14,9 +14,27 @@ from tinygpu.errors import ProgramError
 from tinygpu.term.digits import depth_modes, held_factor, layout_faults, product_of
 from tinygpu.term.program import Access, Do
 
-__all__ = ["mma_async"]
+__all__ = ["mma_async", "prepare"]
 
 _TYPES = ("bf16", "f16", "e4m3")
+
+
+def prepare(kernel: KernelCode, do: Do, scope: Scope, *, turn: bool) -> None:
+    """Make a product's descriptors before a loop, or before what a turn of it waits for.
+
+    So little stands between the end of a wait and the first product: each step of an address takes
+    a warp some four cycles.  What moves with a loop, but for a ring's stage, is left to the turn.
+    """
+    if do.instruction.name != "wgmma" or not all(holds for holds, _ in layout_faults(do)):
+        return
+    tile = product_of(do)
+    _, inner, outer, rows = map(int, tile.values)
+    for factor, lines in zip(tile.reads[:2], (rows, inner * outer), strict=True):
+        assert isinstance(factor, Access)
+        terms = [term for origin in factor.origin for term in scope.split(origin)[1]]
+        moves = any(name in scope.running for name, _ in terms)
+        if factor.buffer.level == "smem" and (turn or not moves):
+            descriptor(kernel, tile, factor, lines, scope, forms=WGMMA_FORMS, staged=turn)
 
 
 def mma_async(kernel: KernelCode, do: Do, scope: Scope) -> None:
