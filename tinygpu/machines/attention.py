@@ -487,7 +487,7 @@ class Attention(FlashAttention):
         }  # fmt: skip
         alone: dict[str, Value] = {"cluster_m": 1}
         two = found | {"consumers": 2, "queries": "registers", "softmax": _softmax(problem)}
-        three = found | {"consumers": 3, "stages_k": 2, "stages_v": 3} | alone
+        three = found | {"consumers": 3, "stages_k": 2, "stages_v": 4} | alone
         return (two | alone if masked else two), three
 
     @property
