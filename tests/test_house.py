@@ -112,7 +112,7 @@ WALK_LINES = {
 }
 """The most lines of a walk."""
 
-LINES = 73922
+LINES = 73925
 """The most lines of the three folders together; without the emulator they are to be 40,000."""
 
 

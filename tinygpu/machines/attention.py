@@ -483,11 +483,14 @@ class Attention(FlashAttention):
         masked = problem.operation.mask is not None
         found: dict[str, Value] = {
             "tile_n": 128, "consumer_order": "SVsMvELOP", "turns": "none", "persistent": 1,
-            "order": "zigzag" if masked else "straight",
+            "order": "zigzag" if masked else "straight", "epilogue": "tma",
         }  # fmt: skip
         alone: dict[str, Value] = {"cluster_m": 1}
-        two = found | {"consumers": 2, "queries": "registers", "softmax": _softmax(problem)}
-        three = found | {"consumers": 3, "stages_k": 2, "stages_v": 4} | alone
+        rings: dict[str, Value] = {"stages_k": 2, "stages_v": 2}
+        two = found | rings | {
+            "consumers": 2, "queries": "registers", "softmax": _softmax(problem),
+        }  # fmt: skip
+        three = found | rings | {"consumers": 3, "stages_v": 4} | alone
         return (two | alone if masked else two), three
 
     @property
