@@ -289,7 +289,7 @@ def _of_threads(f: Features, place: Placed) -> Breakdown:
     energy, idle = _energy(f, place, {unit: each * warps for unit, each in work.items()})
     longest = reduce(np.maximum, (parts[unit] for unit in work))
     seconds = combined(parts, energy, idle)
-    parts["power"] = _slowed(longest, energy + idle * longest)
+    parts["power"] = _slowed(longest, energy, idle)
     return Breakdown(seconds, parts)
 
 
@@ -302,7 +302,7 @@ def combined(parts: Mapping[str, Number], energy: Number, idle: float) -> Number
     throughput = blend([*units, pipe], FITTED["unit_power"]) + parts.get("burst", 0.0)
     bounds = [throughput, parts["latency"], parts["l2"], parts["dram"]]
     seconds = blend(bounds, FITTED["blend_power"])
-    seconds = _slowed(seconds, np.maximum(seconds, energy + idle * seconds))
+    seconds = np.maximum(seconds, _slowed(seconds, energy, idle))
     return resolved(seconds + parts["spills"] + (parts["launch"] + parts["clear"]))
 
 
@@ -336,7 +336,7 @@ def _of_steps(f: Features, place: Placed) -> Breakdown:
     hidden = "path" in launch.without
     parts["latency"] = 0.0 if hidden else np.maximum(cycles / device.clock_hz - longest, 0.0)
     energy, idle = _energy(f, place, work)
-    parts["power"] = _slowed(longest, energy + idle * longest)
+    parts["power"] = _slowed(longest, energy, idle)
     writes = place.tiles * launch.cluster * work.get("writes", 0.0)
     sent = place.asked_bytes / l2_rate + FITTED["l2_write"] * writes
     parts["l2"] = sent / device.clock_hz
@@ -346,7 +346,7 @@ def _of_steps(f: Features, place: Placed) -> Breakdown:
     parts["clear"] = launch.clear_seconds()
 
     def capped_with(seconds: Number, dram: Number, late: Number) -> Number:
-        capped = _slowed(seconds, np.maximum(seconds, energy + idle * seconds))
+        capped = np.maximum(seconds, _slowed(seconds, energy, idle))
         blended = blend([capped, dram, parts["l2"]], FITTED["tile_power"])
         return resolved(blended * late + (parts["launch"] + parts["clear"]))
 
@@ -359,10 +359,10 @@ def _of_steps(f: Features, place: Placed) -> Breakdown:
     return Breakdown(found, parts, floor)
 
 
-def _slowed(seconds: Number, used: Number) -> Number:
-    """Return what seconds become at the clock at which they need no more power than the cap."""
+def _slowed(seconds: Number, energy: Number, idle: float) -> Number:
+    """Return what seconds become at the clock at which they need the power of the cap."""
     share = FITTED["power_share"]
-    slowed: Number = seconds ** (1 - share) * used**share
+    slowed: Number = seconds ** (1 - share) * (energy + idle * seconds) ** share
     return slowed
 
 
